@@ -1,0 +1,67 @@
+"""A deadline for each phase, so that hours in a queue never eat into the minutes of a start-up.
+
+Durations here; a wait makes them absolute UTC instants the moment its phase begins, and those
+travel. Not here: the waiting itself (``waits.py``).
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Self
+
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.fields import Duration
+from raytpu_ops.tpu.problems import Checked, read
+
+
+class Phase(StrEnum):
+    """The phases of a lease and of the work on it, in the order in which they come."""
+
+    QUEUED = "queued"
+    PROVISIONING = "provisioning"
+    LABELLED = "labelled"
+    STARTING = "starting"
+    RUNNING = "running"
+    RELEASING = "releasing"
+
+
+class Deadlines(Checked):
+    """How long each phase may last.
+
+    Every field takes a ``timedelta`` or seconds, longer than zero and at most a year.
+
+    :param queued: waiting for somebody to grant capacity.
+    :param provisioning: granted, hosts being made.
+    :param labelled: hosts are up, until Ray has labelled every one of them.
+    :param starting: submitted, until the work runs on every host that it reserved.
+    :param running: the work itself.
+    :param releasing: teardown, until nothing is left.
+    :raises InvalidSpec: for an unknown phase or something that is no such duration.
+    """
+
+    queued: Duration = timedelta(hours=4)
+    provisioning: Duration = timedelta(minutes=30)
+    labelled: Duration = timedelta(minutes=15)
+    starting: Duration = timedelta(minutes=10)
+    running: Duration = timedelta(hours=24)
+    releasing: Duration = timedelta(minutes=15)
+
+    @classmethod
+    def of(cls, value: object = None) -> Self:
+        """Read what a DAG author wrote: an object, a dict with some of the fields, or nothing.
+
+        :raises InvalidSpec: for an unknown phase or something that is no such duration.
+        """
+        return cls() if value is None else read(cls, value, "deadlines")
+
+    def at(self, phase: Phase, start: datetime | None = None) -> datetime:
+        """The instant, UTC, at which a phase that began at ``start`` (default: now) is over.
+
+        :raises InvalidSpec: for a start without a time zone: it would mean another instant elsewhere.
+        """
+        begin = datetime.now(UTC) if start is None else start
+        if begin.tzinfo is None:
+            raise InvalidSpec(f"start of {phase}: {begin.isoformat()} has no time zone; use datetime.now(UTC)")
+        duration: timedelta = getattr(self, Phase(phase).value)
+        return begin.astimezone(UTC) + duration

@@ -1,0 +1,61 @@
+"""A lease is ready when Ray answers and every slice of it is whole."""
+
+from __future__ import annotations
+
+import pytest
+
+from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
+
+
+def a_host(worker_id: int, free: int = 4) -> HostReport:
+    return HostReport(
+        node_id=f"n{worker_id}", address=f"127.1.1.{worker_id}", worker_id=worker_id, chips=4, chips_free=free
+    )
+
+
+def a_slice(**changes: object) -> SliceReport:
+    fields = {"name": "s0", "hosts_wanted": 2, "hosts": [a_host(0), a_host(1)]}
+    return SliceReport(**{**fields, **changes})
+
+
+def test_whole_slices_and_a_head_are_ready():
+    report = Readiness(slices=[a_slice(), a_slice(name="s1")], head_alive=True)
+    assert report.ready
+    assert report.describe() == "2 of 2 slices whole, 4 of 4 hosts labelled"
+
+
+@pytest.mark.parametrize(
+    "report",
+    [
+        Readiness(slices=[a_slice()], head_alive=False),
+        Readiness(slices=[], head_alive=True),
+        Readiness(slices=[a_slice()], head_alive=True, problems=["a node of no slice has TPUs"]),
+        Readiness(slices=[a_slice(), a_slice(missing=["worker 1"])], head_alive=True),
+        Readiness(slices=[a_slice(), a_slice(broken=True)], head_alive=True),
+    ],
+)
+def test_anything_less_is_not_ready(report):
+    assert not report.ready
+
+
+def test_a_held_host_leaves_the_slice_whole_and_not_free():
+    held = a_slice(hosts=[a_host(0), a_host(1, free=0)])
+    assert held.whole
+    assert not held.free
+    assert a_slice().free
+
+
+def test_the_line_for_the_log_names_slice_and_reason():
+    report = Readiness(slices=[a_slice(hosts=[a_host(0)], missing=["worker 1 is not labelled"])], head_alive=True)
+    assert report.describe() == "0 of 1 slices whole, 1 of 2 hosts labelled; s0: worker 1 is not labelled"
+
+
+def test_broken_slices_are_named():
+    report = Readiness(slices=[a_slice(), a_slice(name="s1", broken=True)], head_alive=True)
+    assert report.broken == ["s1"]
+    assert "s1: broken" in report.describe()
+
+
+def test_a_report_survives_json():
+    report = Readiness(slices=[a_slice()], head_alive=True, fatal="the head is gone")
+    assert Readiness.model_validate_json(report.model_dump_json()) == report
