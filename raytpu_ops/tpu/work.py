@@ -186,7 +186,8 @@ def dump_work(work: TrainWork | FunctionWork | CommandWork) -> str:
 
     :raises InvalidSpec: when it is too long for an environment variable.
     """
-    text = work.model_dump_json()
+    # Ray expands `$NAME` in the variables of a runtime environment (`_private/utils.py`, 2.60).
+    text = work.model_dump_json().replace("$", "\\u0024")
     if len(text.encode()) > WORK_LIMIT_BYTES:
         raise InvalidSpec(
             f"{work.kind}: its parameters take {len(text.encode())} bytes as JSON, at most {WORK_LIMIT_BYTES} "

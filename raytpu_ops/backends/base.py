@@ -1,0 +1,130 @@
+"""The protocol that a backend speaks: plan, acquire, observe, repair, release, list.
+
+All of it is async, idempotent and safe to be killed in: a backend finds what it made by the
+owner's labels on the real objects, so calling again is always right. Errors of the libraries
+below stop here and leave as ours (``tpu/errors.py``), cause attached.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.tpu.readiness import Readiness
+from raytpu_ops.tpu.spec import SliceSpec
+
+if TYPE_CHECKING:
+    from raytpu_ops.ray.client import RayClient
+
+
+class Plan(BaseModel):
+    """Everything that would be created, checked, with nothing touched.
+
+    :param backend: the backend that would grant it.
+    :param spec: what is wanted.
+    :param ladder: the rungs of capacity, in the order in which they are tried.
+    :param lease_for: how long the lease lasts before the reaper may take it.
+    :param creates: what would be made, in words, one line an object.
+    :param notes: what a person should know before saying yes (chips, cost, limits).
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    backend: str
+    spec: SliceSpec
+    ladder: list[AnyCapacity]
+    lease_for: timedelta = timedelta(hours=24)
+    creates: list[str] = Field(default_factory=list)
+    notes: list[str] = Field(default_factory=list)
+
+
+class Released(BaseModel):
+    """What a release did.
+
+    :param removed: what is gone now, in words.
+    :param left: what is still there and why; empty when nothing is.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    removed: list[str] = Field(default_factory=list)
+    left: list[str] = Field(default_factory=list)
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """Who grants slices. See the module's docstring for what holds for every method."""
+
+    name: str
+    #: ``acquire`` returns within seconds and must run on the machine of the task itself; a backend
+    #: that waits for a cloud has False and is awaited in the triggerer.
+    acquires_in_task: bool
+
+    async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
+        """Check everything that can be checked without creating anything.
+
+        :raises InvalidSpec: what is wrong, where, and what would be right.
+        """
+
+    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+        """Grant the lease: adopt what the owner has, finish what is half made, else create.
+
+        Rolls itself back when it fails.
+
+        :raises CapacityUnavailable: no rung of the ladder had the chips.
+        """
+
+    async def find(self, owner: Owner) -> SliceLease | None:
+        """The owner's lease, read from the real objects; None when there is none."""
+
+    async def observe(self, lease: SliceLease) -> Readiness:
+        """How whole the lease is now. Cheap; never raises for a far side that does not answer yet."""
+
+    async def repair(self, lease: SliceLease) -> SliceLease:
+        """Replace each broken slice whole; a lease with none comes back as it is."""
+
+    async def release(self, lease: SliceLease) -> Released:
+        """Give everything back. Every step is tried, whatever the others did; nothing left is a success."""
+
+    async def list_leases(self, **labels: str) -> list[SliceLease]:
+        """Leases found on the real objects; ``labels`` narrow by ``dag_id``, ``run_id``, ``task_id``."""
+
+    def ray(self, lease: SliceLease) -> RayClient:
+        """A client for the lease's Ray, with its token. Use it as an async context manager."""
+
+
+_BACKENDS = {
+    "local": "raytpu_ops.backends.local:LocalBackend",
+}
+
+
+def backend_names() -> list[str]:
+    """The backends there are, in the order in which the docs name them."""
+    return list(_BACKENDS)
+
+
+def make_backend(name: str, **options: Any) -> Backend:
+    """The backend of that name.
+
+    :param name: one of :func:`backend_names`.
+    :param options: what the backend's class takes.
+    :raises InvalidSpec: for a name that is none, or options that it does not take.
+    """
+    try:
+        path = _BACKENDS[name]
+    except (KeyError, TypeError):
+        raise InvalidSpec(f"backend {name!r} does not exist; there are {', '.join(_BACKENDS)}") from None
+    module, _, attribute = path.partition(":")
+    factory = getattr(import_module(module), attribute)
+    try:
+        backend: Backend = factory(**options)
+    except TypeError as error:
+        raise InvalidSpec(f"backend {name!r}: {error}") from error
+    return backend

@@ -1,0 +1,217 @@
+"""The commands and their options; what they do is in the modules beside this one and in ``demo/``."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer(
+    help="Ray on Cloud TPU slices from Airflow.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,  # main() prints our own errors; another one deserves its whole traceback
+)
+fault_app = typer.Typer(
+    help="Inject a fault into the local backend, to see what a DAG makes of it.", no_args_is_help=True
+)
+app.add_typer(fault_app, name="fault")
+
+Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
+Root = Annotated[
+    Path | None,
+    typer.Option("--root", help="Root folder of the local backend.", envvar="RAYTPU_LOCAL_ROOT", show_default=False),
+]
+Slice = Annotated[int, typer.Option("--slice", min=0, help="Number of the slice in the lease.")]
+Worker = Annotated[int, typer.Option("--worker", min=0, help="Worker id of the host in its slice.")]
+Times = Annotated[int, typer.Option("--times", min=1, help="How many of the next leases it strikes.")]
+
+
+Backend = Annotated[str, typer.Option("--backend", help="Which backend.")]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from raytpu_ops import __version__
+
+        print(__version__)
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version and end.", is_eager=True, callback=_print_version)
+    ] = False,
+) -> None:
+    """Ray on Cloud TPU slices from Airflow."""
+
+
+@app.command()
+def demo(
+    generation: Annotated[str, typer.Option(help="TPU generation that this machine plays.")] = "v4",
+    topology: Annotated[str, typer.Option(help="Topology of each slice.")] = "2x2x2",
+    slices: Annotated[int, typer.Option(min=1, max=8, help="Slices to train on.")] = 2,
+    epochs: Annotated[int, typer.Option(min=1, max=100, help="Epochs of training.")] = 8,
+    home: Annotated[
+        Path | None, typer.Option(help="Keep Airflow's home and the checkpoints in this folder.", show_default=False)
+    ] = None,
+    deadline: Annotated[float, typer.Option(min=10, help="Seconds until the run must be over.")] = 900,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines instead of a live table.")] = False,
+) -> None:
+    """Provision, label, train, serve, evaluate and release: a whole run in a real Airflow, on this machine."""
+    from rich.console import Console
+
+    from raytpu_ops.demo.show import run_demo
+    from raytpu_ops.tpu.spec import SliceSpec
+
+    spec = SliceSpec.of(generation, topology, num_slices=slices)  # a slip shows now, not after Airflow's start
+    params = {
+        "backend": "local",
+        "generation": spec.generation,
+        "topology": spec.topology,
+        "slices": slices,
+        "epochs": epochs,
+    }
+    sys.exit(run_demo(Console(), params, home=home, plain=plain, deadline_s=deadline))
+
+
+@app.command()
+def ui(
+    home: Annotated[Path, typer.Option(help="Airflow's home; it stays.")] = Path(".airflow"),
+    port: Annotated[
+        int | None, typer.Option(min=1024, max=65535, help="Port on 127.0.0.1.", show_default=False)
+    ] = None,
+) -> None:
+    """Keep an Airflow with the example DAGs up until Ctrl-C."""
+    from rich.console import Console
+
+    from raytpu_ops.demo.ui import run_ui
+
+    sys.exit(run_ui(Console(), home=home, port=port))
+
+
+@app.command()
+def doctor(root: Root = None, as_json: Json = False) -> None:
+    """Check what the local backend and the demo need on this machine; say what is missing and how to get it."""
+    from raytpu_ops.cli.doctor import report
+
+    sys.exit(report(root, as_json=as_json))
+
+
+@app.command()
+def shapes(
+    generation: Annotated[str | None, typer.Argument(help="Only this one: v4, v5e, v5p, v6e, 7x.")] = None,
+    as_json: Json = False,
+) -> None:
+    """List every slice shape and what follows from it."""
+    from raytpu_ops.cli.shapes import show
+
+    show(generation, as_json=as_json)
+
+
+@app.command()
+def leases(backend: Backend = "local", root: Root = None, as_json: Json = False) -> None:
+    """List the leases there are, found on the real objects."""
+    from raytpu_ops.cli.leases import show
+
+    show(backend, root, as_json=as_json)
+
+
+@app.command()
+def release(
+    lease: Annotated[str, typer.Argument(help="The lease's id, as `raytpu leases` shows it.")],
+    backend: Backend = "local",
+    root: Root = None,
+) -> None:
+    """Give a lease back."""
+    from raytpu_ops.cli.leases import release as give_back
+
+    sys.exit(give_back(lease, backend, root))
+
+
+@fault_app.command("no-capacity")
+def no_capacity(
+    times: Times = 1,
+    rung: Annotated[
+        list[str] | None, typer.Option("--rung", help="Refuse only this kind of capacity, such as spot; repeatable.")
+    ] = None,
+    root: Root = None,
+) -> None:
+    """The next leases find no capacity."""
+    from raytpu_ops.backends.local import faults
+
+    faults.no_capacity(times, rungs=tuple(rung or ()), root=root)
+    print(f"the next {times} acquires find no capacity{' for ' + ', '.join(rung) if rung else ''}")
+
+
+@fault_app.command("slow-host")
+def slow_host(
+    slice_: Slice = 0,
+    worker: Worker = 0,
+    seconds: Annotated[float, typer.Option(min=0, max=3600, help="How late.")] = 30,
+    times: Times = 1,
+    root: Root = None,
+) -> None:
+    """A host of the next lease starts late."""
+    from raytpu_ops.backends.local import faults
+
+    faults.slow_host(slice_, worker, seconds, times=times, root=root)
+    print(f"worker {worker} of slice {slice_} of the next lease starts {seconds:g} s late")
+
+
+@fault_app.command("duplicate-worker-id")
+def duplicate_worker_id(slice_: Slice = 0, worker: Worker = 1, times: Times = 1, root: Root = None) -> None:
+    """A host of the next lease shows the worker id of the host before it."""
+    from raytpu_ops.backends.local import faults
+
+    faults.duplicate_worker_id(slice_, worker, times=times, root=root)
+    print(f"worker {worker} of slice {slice_} of the next lease shows another's id")
+
+
+@fault_app.command("kill-host")
+def kill_host(
+    lease: Annotated[str, typer.Argument(help="The lease's id.")],
+    slice_: Slice = 0,
+    worker: Worker = 0,
+    root: Root = None,
+) -> None:
+    """Kill everything on one host of a lease."""
+    from raytpu_ops.backends.local import faults
+
+    print(f"killed: {', '.join(faults.kill_host(lease, slice_, worker, root=root))}")
+
+
+@fault_app.command("preempt-slice")
+def preempt_slice(
+    lease: Annotated[str, typer.Argument(help="The lease's id.")],
+    slice_: Slice = 0,
+    root: Root = None,
+) -> None:
+    """Kill every host of one slice, as a preemption without notice does."""
+    from raytpu_ops.backends.local import faults
+
+    print(f"killed: {', '.join(faults.preempt_slice(lease, slice_, root=root))}")
+
+
+@fault_app.command("list")
+def list_faults(root: Root = None) -> None:
+    """List faults that wait for a lease."""
+    from raytpu_ops.backends.local import faults
+
+    waiting = faults.waiting(root)
+    for fault in waiting:
+        print(fault.model_dump_json())
+    if not waiting:
+        print("no fault waits")
+
+
+@fault_app.command("clear")
+def clear_faults(root: Root = None) -> None:
+    """Forget the faults that wait."""
+    from raytpu_ops.backends.local import faults
+
+    faults.clear(root)
+    print("no fault waits any more")

@@ -1,0 +1,80 @@
+"""``with tpu_slices(…) as lease:``, the whole life of a lease around the tasks that use it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from raytpu_ops.operators.tpu_slices import ProvisionTpuSlicesOperator, ReleaseTpuSlicesOperator
+from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
+from raytpu_ops.tpu.deadlines import Deadlines
+
+if TYPE_CHECKING:
+    from airflow.sdk import XComArg
+
+
+@contextmanager
+def tpu_slices(
+    generation: str,
+    *,
+    topology: str | None = None,
+    num_slices: int | str = 1,
+    machine_type: str | None = None,
+    capacity: Any = None,
+    backend: str | None = None,
+    ray_tpu_conn_id: str | None = None,
+    lease_for: timedelta | float = timedelta(hours=24),
+    deadlines: Deadlines | dict[str, Any] | None = None,
+    deferrable: bool = True,
+    prefix: str = "",
+    **task_args: Any,
+) -> Iterator[XComArg]:
+    """Slices for the tasks of the ``with`` body, acquired before them and released after them.
+
+    Expands to the tasks ``provision`` (setup), ``labelled`` and ``release`` (teardown). The release
+    runs whatever became of the body; the run's state is the body's state, and a release that
+    leaves something behind fails the run.
+
+    :param generation: ``v6e``, ``v4`` … ; see :class:`ProvisionTpuSlicesOperator` for this and the
+        parameters up to ``lease_for``.
+    :param deadlines: for the phases of the lease: ``labelled`` and ``releasing``.
+    :param deferrable: wait in the triggerer.
+    :param prefix: put before the three task ids, for a second lease in one DAG.
+    :param task_args: arguments of all three tasks, such as ``retries``.
+    :return: the lease, for the ``lease`` parameter of the tasks in the body.
+    """
+    Deadlines.of(deadlines)
+    provision = ProvisionTpuSlicesOperator(
+        task_id=f"{prefix}provision",
+        generation=generation,
+        topology=topology,
+        num_slices=num_slices,
+        machine_type=machine_type,
+        capacity=capacity,
+        backend=backend,
+        ray_tpu_conn_id=ray_tpu_conn_id,
+        lease_for=lease_for,
+        deferrable=deferrable,
+        **task_args,
+    )
+    release = ReleaseTpuSlicesOperator(
+        task_id=f"{prefix}release",
+        lease=provision.output,
+        provision_task_id=provision.task_id,
+        backend=backend,
+        ray_tpu_conn_id=ray_tpu_conn_id,
+        deadlines=deadlines,
+        deferrable=deferrable,
+        **task_args,
+    )
+    with release.as_teardown(setups=provision, on_failure_fail_dagrun=True):
+        labelled = TpuSlicesReadySensor(
+            task_id=f"{prefix}labelled",
+            lease=provision.output,
+            deadlines=deadlines,
+            deferrable=deferrable,
+            **task_args,
+        )
+        yield labelled.output

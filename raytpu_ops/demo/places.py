@@ -1,0 +1,30 @@
+"""Where the demo finds the example DAGs, and where it puts what is gone afterwards."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+import raytpu_ops
+from raytpu_ops.tpu.errors import Misconfigured
+
+#: The DAG that the demo runs; its file tells the folder of the example DAGs from any other.
+DAG_ID = "tpu_train_and_serve"
+
+
+def example_dags() -> Path:
+    """The folder of example DAGs: beside the package in a checkout, inside it in an installed wheel.
+
+    :raises Misconfigured: it is in neither place.
+    """
+    package = Path(raytpu_ops.__file__).parent
+    for folder in (package.parent / "dags", package / "example_dags"):
+        if (folder / f"{DAG_ID}.py").is_file():
+            return folder
+    raise Misconfigured(f"the example DAGs are neither in {package.parent / 'dags'} nor in {package / 'example_dags'}")
+
+
+def temporary_folder() -> Path:
+    """A private folder with a short path: Ray puts sockets below it, and their paths may have 107 characters."""
+    short = Path("/tmp")  # noqa: S108  mkdtemp makes a private folder inside it
+    return Path(tempfile.mkdtemp(prefix="rtd-", dir=short if short.is_dir() else None))

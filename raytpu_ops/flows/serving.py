@@ -1,0 +1,122 @@
+"""An application on a lease: deployed beside what is there, then waited for until it answers."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator
+
+from raytpu_ops.backends.base import Backend
+from raytpu_ops.flows.leases import Say, reach, wait_whole
+from raytpu_ops.ray.client import RayClient
+from raytpu_ops.ray.follow import follow_serve
+from raytpu_ops.ray.states import ServeStatus
+from raytpu_ops.tpu.errors import Misconfigured
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.work import check_target
+
+#: Builds the user's application with the slice that it is to own (``runtime/serve.py``).
+BUILDER = "raytpu_ops.runtime.serve:build"
+
+
+class ServeRequest(BaseModel):
+    """Everything about an application that travels from the task to the trigger, as plain JSON.
+
+    :param name: the application's name, unique on its Ray cluster.
+    :param app: ``module:builder`` of the user's application.
+    :param args: plain JSON for the builder.
+    :param route_prefix: the path below which it answers.
+    :param runtime_env: Ray's runtime environment.
+    :param labelled_by: when the slices must be whole, UTC.
+    :param running_by: when it must answer, UTC.
+    :param poll_s: seconds between two looks.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
+    app: str
+    args: dict[str, Any] = Field(default_factory=dict)
+    route_prefix: str = Field(pattern=r"^/([A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)?$")
+    runtime_env: dict[str, Any] = Field(default_factory=dict)
+    labelled_by: datetime
+    running_by: datetime
+    poll_s: float = Field(default=1.0, gt=0)
+
+    @field_validator("app")
+    @classmethod
+    def _is_target(cls, value: str) -> str:
+        return check_target(value, "app")
+
+    def config(self, lease: SliceLease) -> dict[str, Any]:
+        """The application as Serve's REST API takes it."""
+        spec = lease.spec.model_dump(mode="json")
+        return {
+            "name": self.name,
+            "import_path": BUILDER,
+            "route_prefix": self.route_prefix,
+            "args": {"app": self.app, "args": self.args, "slice": spec},
+            "runtime_env": self.runtime_env,
+        }
+
+
+async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, *, say: Say) -> dict[str, Any]:
+    """Deploy the application and wait until it runs; one that runs with the same config stays as it is.
+
+    :return: ``application``, ``url``, ``route_prefix``, ``deployments`` and ``lease_id``, as plain JSON.
+    :raises UserCodeFailed: the application could not be built or its replicas do not come up.
+    :raises DeadlineExceeded: it did not run in time.
+    """
+    async with backend.ray(lease) as client:
+        lease, _ = await wait_whole(backend, lease, by=request.labelled_by, say=say)
+        await reach(backend, lease, lambda: _deploy(client, lease, request, say), by=request.running_by, say=say)
+
+        async def slices_whole() -> bool:
+            report = await backend.observe(lease)
+            return not report.broken and report.fatal is None
+
+        application = await follow_serve(
+            client,
+            request.name,
+            until=request.running_by,
+            on_progress=say,
+            slices_whole=slices_whole,
+            poll_s=request.poll_s,
+        )
+    base = lease.ray.serve_address or ""
+    return {
+        "application": request.name,
+        "url": f"{base}{request.route_prefix}",
+        "route_prefix": request.route_prefix,
+        "deployments": {d.name: dict(d.replicas) for d in application.deployments},
+        "lease_id": lease.id,
+    }
+
+
+async def _deploy(client: RayClient, lease: SliceLease, request: ServeRequest, say: Say) -> None:
+    there = (await client.serve_applications()).get(request.name)
+    if there is not None and there.status in (ServeStatus.DEPLOY_FAILED, ServeStatus.UNHEALTHY):
+        # Serve keeps the failed one when the same config comes again; a retry means a new start.
+        say(f"Application {request.name} is {there.status_word}: removed, to start afresh")
+        await client.delete_application(request.name)
+    options = http_options(lease)
+    await client.deploy(request.config(lease), http_options=options, proxy_location="HeadOnly")
+    say(f"Deployed application {request.name} ({request.app}) on lease {lease.id}")
+
+
+def http_options(lease: SliceLease) -> dict[str, Any]:
+    """Where Serve's proxy listens, as the lease says."""
+    from urllib.parse import urlsplit
+
+    if lease.ray.serve_address is None:
+        raise Misconfigured(f"lease {lease.id} has no address for Serve: its backend {lease.backend!r} cannot serve")
+    address = urlsplit(lease.ray.serve_address)
+    return {"host": address.hostname, "port": address.port}
+
+
+async def remove_application(backend: Backend, lease: SliceLease, name: str) -> str:
+    """Take an application away; what came of it, in words."""
+    async with backend.ray(lease) as client:
+        removed = await client.delete_application(name)
+    return f"application {name}: {'removed' if removed else 'was not there'}"

@@ -1,0 +1,138 @@
+"""What our operators share: who owns, which epoch, and running a flow so that a kill ends it.
+
+Not here: any decision about remote state; those are the flows'.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.sdk import BaseOperator
+
+from raytpu_ops.tpu.errors import from_event
+from raytpu_ops.tpu.lease import Owner
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+    from airflow.triggers.base import BaseTrigger
+
+Result = TypeVar("Result")
+
+#: After SIGTERM Airflow waits five seconds before SIGKILL; a stop that is asked for must fit.
+KILL_WITHIN_S = 4.0
+
+
+def owner_of(context: Context, task_id: str | None = None) -> Owner:
+    """Whose the work is: the same over retries and over clears.
+
+    :param task_id: another task of the same run, where that one is the owner.
+    """
+    ti = context["ti"]
+    index = -1 if ti.map_index is None else ti.map_index
+    return Owner(dag_id=ti.dag_id, run_id=ti.run_id, task_id=task_id or ti.task_id, map_index=index)
+
+
+def epoch_of(context: Context) -> int:
+    """A number that stays over retries and rises when a person clears the task.
+
+    Airflow sets ``max_tries`` to the tries so far plus ``retries`` at each clear, and at no other
+    time (airflow/models/taskinstance.py, ``clear_task_instances``).
+    """
+    return max(0, int(context["ti"].max_tries or 0))
+
+
+def whole_number(value: object) -> object:
+    """A number that a template rendered as text, as a number; anything else as it is, to be judged later."""
+    if isinstance(value, str) and value.strip().isascii() and value.strip().isdecimal():
+        return int(value)
+    return value
+
+
+def has_template(value: object) -> bool:
+    """Whether a value, or something inside it, is only known when the task runs."""
+    if isinstance(value, str):
+        return "{{" in value or "{%" in value
+    if isinstance(value, dict):
+        return any(has_template(part) for part in value.values())
+    if isinstance(value, list | tuple):
+        return any(has_template(part) for part in value)
+    return hasattr(value, "resolve")
+
+
+class RayTpuOperator(BaseOperator):
+    """Base of the operators: runs a flow to its end in this process, and ends it when killed.
+
+    :param deferrable: wait in the triggerer, without a worker slot. On by default.
+    """
+
+    ui_color = "#d7ecff"
+
+    def __init__(self, *, deferrable: bool = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.deferrable = deferrable
+        self._flow: asyncio.Task[Any] | None = None
+
+    def run_flow(self, flow: Coroutine[Any, Any, Result]) -> Result:
+        """Run a flow to its end; :meth:`on_kill` cancels it.
+
+        :raises asyncio.CancelledError: when it was killed.
+        """
+
+        async def main() -> Result:
+            self._flow = asyncio.current_task()
+            try:
+                return await flow
+            finally:
+                self._flow = None
+
+        return asyncio.run(main())
+
+    def carry(
+        self,
+        context: Context,
+        *,
+        flow: Callable[[], Coroutine[Any, Any, dict[str, Any]]],
+        trigger: Callable[[], BaseTrigger],
+        deferred: bool,
+    ) -> dict[str, Any]:
+        """Carry a flow to its end, here or in the triggerer; either way it ends in :meth:`finish`."""
+        if deferred:
+            self.defer(trigger=trigger(), method_name="resume")
+        return self.finish(context, self.run_flow(flow()))
+
+    def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """Take what the trigger sent: the flow's result, or its failure as the typed error.
+
+        :raises RayTpuError: the failure.
+        """
+        if "failure_class" in event:
+            raise from_event(event)
+        return self.finish(context, event["result"])
+
+    def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """What the task returns for the flow's result, in both modes; the result itself by default."""
+        return result
+
+    def on_kill(self) -> None:
+        """Stop what runs remotely, then end the flow that waits for it.
+
+        Airflow calls this inside its SIGTERM handler, in the thread whose event loop runs the flow:
+        hence a thread of its own for the stop. The handler returns into the flow, so that is cancelled.
+        """
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pool.submit(asyncio.run, self._stop_within()).result()
+        if self._flow is not None:
+            self._flow.get_loop().call_soon_threadsafe(self._flow.cancel)
+
+    async def _stop_within(self) -> None:
+        try:
+            async with asyncio.timeout(KILL_WITHIN_S):
+                await self.stop_remote()
+        except TimeoutError:
+            self.log.warning("The remote side did not confirm the stop within %s s", KILL_WITHIN_S)
+
+    async def stop_remote(self) -> None:
+        """Stop what this task runs remotely; nothing by default."""

@@ -1,0 +1,276 @@
+"""Operators that run a job on reserved slices: training, or anything else."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from raytpu_ops.hooks.ray_tpu import RayTpuHook
+from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
+from raytpu_ops.operators.base import RayTpuOperator, epoch_of, owner_of, whole_number
+from raytpu_ops.tpu.deadlines import Deadlines
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.naming import submission_prefix
+from raytpu_ops.tpu.spec import SliceSpec
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from raytpu_ops.backends.base import Backend
+    from raytpu_ops.flows.jobs import JobRequest
+    from raytpu_ops.tpu.work import AnyWork
+    from raytpu_ops.triggers.ray_work import RayJobTrigger
+
+
+class RaySliceJobOperator(RayTpuOperator):
+    """Base of the operators that run a job on reserved slices.
+
+    The job is submitted once: a retry adopts what an earlier try left running, a clear by a person
+    stops it and starts again. A slice that broke since is replaced whole before the job is
+    submitted. What the job prints appears in the task's log as it is written.
+
+    :param lease: the output of ``TpuSlicesReadySensor`` or ``ProvisionTpuSlicesOperator``. (templated)
+    :param working_dir: folder with the user's code, uploaded once for each content; or a URI that Ray
+        takes (``gs://…zip``). (templated)
+    :param num_slices: how many of the lease's slices are reserved for it, all by default. (templated)
+    :param env: environment of the processes on the hosts. (templated)
+    :param runtime_env: Ray's runtime environment, ``pip`` and the like. (templated)
+    :param deadlines: ``labelled``, ``starting`` and ``running``, each a ``timedelta`` or seconds.
+    :param poll_interval: seconds between two looks at the job.
+    """
+
+    template_fields: Sequence[str] = ("lease", "working_dir", "num_slices", "env", "runtime_env")
+    operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+
+    def __init__(
+        self,
+        *,
+        lease: Any,
+        working_dir: str | None = None,
+        num_slices: int | str | None = None,
+        env: dict[str, str] | None = None,
+        runtime_env: dict[str, Any] | None = None,
+        deadlines: Deadlines | dict[str, Any] | None = None,
+        poll_interval: float = 2.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.lease = lease
+        self.working_dir = working_dir
+        self.num_slices = num_slices
+        self.env = env
+        self.runtime_env = runtime_env
+        self.deadlines = deadlines
+        self.poll_interval = poll_interval
+        self._running: tuple[Backend, SliceLease, JobRequest] | None = None
+
+    @abstractmethod
+    def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
+        """What runs; ``common`` holds the fields that every work has."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Run the job.
+
+        :return: the job's result, with ``submission_id`` and ``lease_id``.
+        """
+        from raytpu_ops.flows.jobs import run_job
+
+        lease = SliceLease.from_xcom(self.lease)
+        backend = RayTpuHook.for_lease(lease).backend
+        request = self._request(context, backend, lease)
+        self._running = (backend, lease, request)
+        context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
+
+        def trigger() -> RayJobTrigger:
+            from raytpu_ops.triggers.ray_work import RayJobTrigger
+
+            return RayJobTrigger(
+                lease=lease.to_xcom(),
+                owner=request.attempt.owner.model_dump(mode="json"),
+                request=request.model_dump(mode="json"),
+            )
+
+        return self.carry(
+            context,
+            flow=lambda: run_job(backend, lease, request, emit=self.log.info, say=self.log.info),
+            trigger=trigger,
+            deferred=self.deferrable,
+        )
+
+    def _request(self, context: Context, backend: Backend, lease: SliceLease) -> JobRequest:
+        """Check everything that can be checked, then hand the user's code to the cluster."""
+        from raytpu_ops.flows.jobs import JobRequest, begin, request_times
+        from raytpu_ops.flows.packages import runtime_env_with
+        from raytpu_ops.tpu.work import dump_work
+
+        deadlines = Deadlines.of(self.deadlines)
+        times = request_times(deadlines)
+        common = {
+            "spec": self._spec(lease),
+            "env": dict(self.env or {}),
+            "start_timeout_s": deadlines.starting.total_seconds(),
+        }
+        work = dump_work(self.work(context, common))
+        by, say = times["labelled_by"], self.log.info
+        owner, epoch = owner_of(context), epoch_of(context)
+        attempt = self.run_flow(begin(backend, lease, owner, epoch, by=by, say=say))
+        runtime_env = self.run_flow(
+            runtime_env_with(backend, lease, self.runtime_env, self.working_dir, by=by, say=say)
+        )
+        return JobRequest(attempt=attempt, work=work, runtime_env=runtime_env, poll_s=self.poll_interval, **times)
+
+    def _spec(self, lease: SliceLease) -> SliceSpec:
+        wanted = whole_number(self.num_slices)
+        spec = lease.spec
+        if wanted is None or wanted == "":
+            return spec
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= spec.num_slices:
+            raise InvalidSpec(
+                f"num_slices: {wanted!r} of lease {lease.id} were asked for; it has {spec.num_slices}, give 1 to that"
+            )
+        return spec.model_copy(update={"num_slices": wanted})
+
+    def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """Point the link at the job's own page."""
+        lease = SliceLease.from_xcom(self.lease)
+        url = f"{lease.ray.address}/#/jobs/{result['submission_id']}"
+        context["ti"].xcom_push(key=DASHBOARD_KEY, value=url)
+        return result
+
+    async def stop_remote(self) -> None:
+        """Stop what this try has under way."""
+        if self._running is None:
+            return
+        from raytpu_ops.flows.jobs import stop_epoch
+
+        for line in await stop_epoch(*self._running):
+            self.log.info("Stopped %s", line)
+
+
+class RayTrainOperator(RaySliceJobOperator):
+    """Trains with Ray's JaxTrainer, one worker on each host of the reserved slices.
+
+    Checkpoints live below ``storage``; a retry goes on from the last one, a clear begins anew.
+
+    :param train_loop: ``module:function`` of the user's code, called with ``config`` on each worker. (templated)
+    :param config: plain JSON for the loop. (templated)
+    :param storage: folder or URL (``gs://…``) that every host can write to. (templated)
+    :param run_name: the run's folder below ``storage``; by default one that this task's retries share. (templated)
+    :param resume: go on from the run's last checkpoint where there is one.
+    :param keep_checkpoints: how many checkpoints are kept.
+    :return: ``metrics``, ``checkpoint``, ``workers`` (slice name, worker id and MEGASCALE values of each),
+        ``submission_id`` and ``lease_id``.
+    """
+
+    template_fields: Sequence[str] = (
+        *RaySliceJobOperator.template_fields,
+        "train_loop",
+        "config",
+        "storage",
+        "run_name",
+    )
+    ui_color = "#d9d4fb"
+
+    def __init__(
+        self,
+        *,
+        train_loop: str | Callable[..., Any],
+        storage: str,
+        config: dict[str, Any] | None = None,
+        run_name: str | None = None,
+        resume: bool = True,
+        keep_checkpoints: int = 2,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.train_loop = train_loop
+        self.storage = storage
+        self.config = config
+        self.run_name = run_name
+        self.resume_from_checkpoint = resume
+        self.keep_checkpoints = keep_checkpoints
+
+    def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
+        """The training run."""
+        from raytpu_ops.tpu.work import TrainWork
+
+        return TrainWork.of(
+            train_loop=target_of(self.train_loop, "train_loop"),
+            config=dict(self.config or {}),
+            storage=self.storage,
+            run_name=self.run_name or submission_prefix(owner_of(context), epoch_of(context)).rstrip("-"),
+            resume=self.resume_from_checkpoint,
+            keep_checkpoints=self.keep_checkpoints,
+            **common,
+        )
+
+
+class RayTpuJobOperator(RaySliceJobOperator):
+    """Runs a function or a program once on each host of reserved slices.
+
+    Give ``function`` or ``command``, one of them.
+
+    :param function: ``module:function`` of the user's code, or an importable function. (templated)
+    :param op_args: its positional arguments, plain JSON. (templated)
+    :param op_kwargs: its keyword arguments, plain JSON. (templated)
+    :param command: a program and its arguments, run without a shell. (templated)
+    :return: ``hosts`` (slice, worker id, and value or exit code of each), ``submission_id`` and ``lease_id``.
+    """
+
+    template_fields: Sequence[str] = (
+        *RaySliceJobOperator.template_fields,
+        "function",
+        "op_args",
+        "op_kwargs",
+        "command",
+    )
+    ui_color = "#d4e4fb"
+
+    def __init__(
+        self,
+        *,
+        function: str | Callable[..., Any] | None = None,
+        op_args: Sequence[Any] = (),
+        op_kwargs: dict[str, Any] | None = None,
+        command: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.function = function
+        self.op_args = op_args
+        self.op_kwargs = op_kwargs
+        self.command = command
+
+    def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
+        """The function or the program."""
+        from raytpu_ops.tpu.work import CommandWork, FunctionWork
+
+        if (self.function is None) == (self.command is None):
+            raise InvalidSpec("give function='module:function' or command=['program', …], one of them")
+        if self.function is None:
+            return CommandWork.of(argv=self.command, **common)
+        return FunctionWork.of(
+            function=target_of(self.function, "function"),
+            args=list(self.op_args),
+            kwargs=dict(self.op_kwargs or {}),
+            **common,
+        )
+
+
+def target_of(code: str | Callable[..., Any], what: str) -> str:
+    """``module:function`` of a function that the hosts can import.
+
+    :raises InvalidSpec: for a lambda, a nested function, or one that stands in a DAG file.
+    """
+    if isinstance(code, str):
+        return code
+    module = getattr(code, "__module__", "")
+    name = getattr(code, "__qualname__", "")
+    if not name or not name.replace(".", "").isidentifier() or module.startswith(("__main__", "unusual_prefix_")):
+        raise InvalidSpec(
+            f"{what}: {code!r} cannot be imported on the hosts: put it at the top of a module in working_dir "
+            "and give 'module:function'"
+        )
+    return f"{module}:{name}"

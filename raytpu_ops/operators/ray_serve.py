@@ -1,0 +1,139 @@
+"""The operator that serves from reserved slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from raytpu_ops.hooks.ray_tpu import RayTpuHook
+from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
+from raytpu_ops.operators.base import RayTpuOperator, owner_of
+from raytpu_ops.operators.ray_jobs import target_of
+from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.problems import read
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from raytpu_ops.backends.base import Backend
+    from raytpu_ops.flows.serving import ServeRequest
+    from raytpu_ops.triggers.ray_work import RayServeTrigger
+
+
+class RayServeOperator(RayTpuOperator):
+    """Deploys a Ray Serve application on a lease and waits until it answers.
+
+    Applications that are there already stay. One that runs with the same configuration is left as it
+    is, so a retry changes nothing. It serves until it is deleted or the lease is released.
+
+    :param lease: the output of ``TpuSlicesReadySensor`` or ``ProvisionTpuSlicesOperator``. (templated)
+    :param app: ``module:builder`` of the user's code; the builder takes ``args`` and returns a Serve
+        application, such as ``raytpu_ops.runtime.serve.slice_app(…)``. (templated)
+    :param args: plain JSON for the builder. (templated)
+    :param name: the application's name, unique on its lease. (templated)
+    :param route_prefix: the path below which it answers, ``/NAME`` by default. (templated)
+    :param working_dir: folder with the user's code, or a URI that Ray takes. (templated)
+    :param runtime_env: Ray's runtime environment. (templated)
+    :param deadlines: ``labelled`` and ``starting``, each a ``timedelta`` or seconds.
+    :param poll_interval: seconds between two looks.
+    :return: ``application``, ``url``, ``route_prefix``, ``deployments`` and ``lease_id``.
+    """
+
+    template_fields: Sequence[str] = (
+        "lease",
+        "app",
+        "args",
+        "name",
+        "route_prefix",
+        "working_dir",
+        "runtime_env",
+    )
+    ui_color = "#fbe7d4"
+    operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+
+    def __init__(
+        self,
+        *,
+        lease: Any,
+        app: str,
+        args: dict[str, Any] | None = None,
+        name: str | None = None,
+        route_prefix: str | None = None,
+        working_dir: str | None = None,
+        runtime_env: dict[str, Any] | None = None,
+        deadlines: Deadlines | dict[str, Any] | None = None,
+        poll_interval: float = 1.0,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.lease = lease
+        self.app = app
+        self.args = args
+        self.name = name or self.task_id.replace(".", "-")
+        self.route_prefix = route_prefix
+        self.working_dir = working_dir
+        self.runtime_env = runtime_env
+        self.deadlines = deadlines
+        self.poll_interval = poll_interval
+        self._deploying: tuple[Backend, SliceLease] | None = None
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Deploy and wait."""
+        from raytpu_ops.flows.serving import run_serve
+
+        lease = SliceLease.from_xcom(self.lease)
+        backend = RayTpuHook.for_lease(lease).backend
+        request = self._request(backend, lease)
+        self._deploying = (backend, lease)
+        context["ti"].xcom_push(key=DASHBOARD_KEY, value=f"{lease.ray.address}/#/serve")
+
+        def trigger() -> RayServeTrigger:
+            from raytpu_ops.triggers.ray_work import RayServeTrigger
+
+            return RayServeTrigger(
+                lease=lease.to_xcom(),
+                owner=owner_of(context).model_dump(mode="json"),
+                request=request.model_dump(mode="json"),
+            )
+
+        return self.carry(
+            context,
+            flow=lambda: run_serve(backend, lease, request, say=self.log.info),
+            trigger=trigger,
+            deferred=self.deferrable,
+        )
+
+    def _request(self, backend: Backend, lease: SliceLease) -> ServeRequest:
+        from raytpu_ops.flows.packages import runtime_env_with
+        from raytpu_ops.flows.serving import ServeRequest
+
+        deadlines = Deadlines.of(self.deadlines)
+        labelled_by = deadlines.at(Phase.LABELLED)
+        fields = {
+            "name": self.name,
+            "app": target_of(self.app, "app"),
+            "args": dict(self.args or {}),
+            "route_prefix": self.route_prefix or f"/{self.name}",
+            "labelled_by": labelled_by,
+            "running_by": labelled_by + deadlines.starting,
+            "poll_s": self.poll_interval,
+        }
+        request = read(ServeRequest, fields, "RayServeOperator")
+        runtime_env = self.run_flow(
+            runtime_env_with(backend, lease, self.runtime_env, self.working_dir, by=labelled_by, say=self.log.info)
+        )
+        return request.model_copy(update={"runtime_env": runtime_env})
+
+    def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """Say where it answers."""
+        self.log.info("Application %s answers at %s", result["application"], result["url"])
+        return result
+
+    async def stop_remote(self) -> None:
+        """Take the application away: it holds a slice."""
+        if self._deploying is None:
+            return
+        from raytpu_ops.flows.serving import remove_application
+
+        self.log.info("%s", await remove_application(*self._deploying, self.name))

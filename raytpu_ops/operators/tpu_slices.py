@@ -1,0 +1,210 @@
+"""Operators that acquire slices and give them back."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from raytpu_ops.hooks.ray_tpu import RayTpuHook
+from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
+from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, whole_number
+from raytpu_ops.tpu.capacity import ladder
+from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from raytpu_ops.backends.base import Backend, Plan
+    from raytpu_ops.tpu.capacity import AnyCapacity
+    from raytpu_ops.triggers.leases import ReleaseSlicesTrigger
+
+
+class ProvisionTpuSlicesOperator(RayTpuOperator):
+    """Acquires whole TPU slices with Ray on them; its output is the lease that later tasks take.
+
+    Safe to run again: a retry adopts what an earlier try made and finishes what it left half made.
+    A try that fails or is killed gives everything back before it ends, because Airflow runs a
+    teardown only after its setup has succeeded.
+
+    :param generation: ``v4``, ``v5e``, ``v5p``, ``v6e`` or ``7x`` in any usual spelling, or a pod type
+        such as ``v6e-16``.
+    :param topology: ``4x4``, ``2x2x2``. (templated)
+    :param num_slices: how many slices, each whole. (templated)
+    :param machine_type: where generation and topology leave a choice. (templated)
+    :param capacity: one rung or a list of rungs that are tried in order: ``OnDemand()``, ``Spot()``,
+        ``Reservation(name)``, ``FlexStart(…)``, ``Queued(…)``. (templated)
+    :param backend: ``local``; may be left to the connection. (templated)
+    :param ray_tpu_conn_id: the connection to the backend. (templated)
+    :param lease_for: after this long the reaper may take the slices (``timedelta`` or seconds).
+    :param deferrable: wait in the triggerer where the backend waits for a cloud.
+    """
+
+    template_fields: Sequence[str] = (
+        "generation",
+        "topology",
+        "num_slices",
+        "machine_type",
+        "capacity",
+        "backend",
+        "ray_tpu_conn_id",
+    )
+    ui_color = "#c8f0d0"
+    operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+
+    def __init__(
+        self,
+        *,
+        generation: str,
+        topology: str | None = None,
+        num_slices: int | str = 1,
+        machine_type: str | None = None,
+        capacity: Any = None,
+        backend: str | None = None,
+        ray_tpu_conn_id: str | None = None,
+        lease_for: timedelta | float = timedelta(hours=24),
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.generation = generation
+        self.topology = topology
+        self.num_slices = num_slices
+        self.machine_type = machine_type
+        self.capacity = capacity
+        self.backend = backend
+        self.ray_tpu_conn_id = ray_tpu_conn_id
+        self.lease_for = lease_for
+        if not any(has_template(getattr(self, field)) for field in self.template_fields):
+            # Nothing to be rendered: a mistake shows when the DAG file is parsed, not in the first run.
+            self._wanted()
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Plan, then acquire.
+
+        :return: the lease, as plain JSON.
+        """
+        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None).backend
+        owner = owner_of(context)
+        plan = self._plan(backend)
+        for line in (*plan.creates, *plan.notes):
+            self.log.info("Plan: %s", line)
+        try:
+            lease = self.run_flow(backend.acquire(plan, owner))
+        except asyncio.CancelledError:
+            # Only a kill cancels. The flow could not roll back by itself: in a triggerer it must not.
+            asyncio.run(_take_back(backend, owner))
+            raise
+        lease = lease.model_copy(update={"conn_id": self.ray_tpu_conn_id})
+        self.log.info("Granted lease %s to %s: %s until %s", lease.id, owner.key, lease.spec, lease.expires_at)
+        context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
+        return lease.to_xcom()
+
+    def _plan(self, backend: Backend) -> Plan:
+        spec, rungs, lease_for = self._wanted()
+        return self.run_flow(backend.plan(spec, rungs, lease_for=lease_for))
+
+    def _wanted(self) -> tuple[SliceSpec, list[AnyCapacity], timedelta]:
+        spec = SliceSpec.of(
+            self.generation,
+            self.topology or None,
+            num_slices=whole_number(self.num_slices),
+            machine_type=self.machine_type or None,
+        )
+        return spec, ladder(self.capacity), as_duration(self.lease_for, "lease_for")
+
+
+class ReleaseTpuSlicesOperator(RayTpuOperator):
+    """Gives a lease back, until nothing of it is left; the teardown of a pipeline.
+
+    Works from the lease, and where that never arrived (the provisioning task was marked success
+    by hand, say) from the owner's labels on the real objects.
+
+    :param lease: the output of the provisioning task. (templated)
+    :param provision_task_id: the task whose slices are released when there is no lease in XCom. (templated)
+    :param backend: where to look in that case. (templated)
+    :param ray_tpu_conn_id: the connection to use in that case. (templated)
+    :param deadlines: ``{"releasing": …}``: after this long what is left is an error that names it.
+    """
+
+    template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "ray_tpu_conn_id")
+    ui_color = "#f3dcc4"
+
+    def __init__(
+        self,
+        *,
+        lease: Any = None,
+        provision_task_id: str | None = None,
+        backend: str | None = None,
+        ray_tpu_conn_id: str | None = None,
+        deadlines: Deadlines | dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.lease = lease
+        self.provision_task_id = provision_task_id
+        self.backend = backend
+        self.ray_tpu_conn_id = ray_tpu_conn_id
+        self.deadlines = deadlines
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Release.
+
+        :return: ``removed`` and ``left`` (empty), in words.
+        """
+        from raytpu_ops.flows.leases import give_back
+
+        by = Deadlines.of(self.deadlines).at(Phase.RELEASING)
+        lease, backend = self._find(context)
+        if lease is None:
+            self.log.info("Nothing to release")
+            return {"removed": [], "left": []}
+        owner = owner_of(context).model_dump(mode="json")
+
+        async def flow() -> dict[str, Any]:
+            released = await give_back(backend, lease, by=by, say=self.log.info)
+            return released.model_dump(mode="json")
+
+        def trigger() -> ReleaseSlicesTrigger:
+            from raytpu_ops.triggers.leases import ReleaseSlicesTrigger
+
+            return ReleaseSlicesTrigger(lease=lease.to_xcom(), owner=owner, by=by.isoformat())
+
+        return self.carry(
+            context, flow=flow, trigger=trigger, deferred=self.deferrable and not backend.acquires_in_task
+        )
+
+    def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """Say what is gone."""
+        self.log.info("Released: %s", "; ".join(result["removed"]) or "nothing was left")
+        return result
+
+    def _find(self, context: Context) -> tuple[SliceLease | None, Backend]:
+        if self.lease is not None:
+            lease = SliceLease.from_xcom(self.lease)
+            return lease, RayTpuHook.for_lease(lease).backend
+        if self.provision_task_id is None:
+            raise InvalidSpec("lease is None and provision_task_id is not set: pass lease=provision.output")
+        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None).backend
+        owner = owner_of(context, self.provision_task_id)
+        return self.run_flow(backend.find(owner)), backend
+
+
+def as_duration(value: object, what: str) -> timedelta:
+    """A duration of a DAG author.
+
+    :raises InvalidSpec: when it is none, or not longer than zero.
+    """
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
+        raise InvalidSpec(f"{what}: {value!r} is no duration: give a timedelta or seconds, longer than zero")
+    return timedelta(seconds=seconds)
+
+
+async def _take_back(backend: Backend, owner: Owner) -> None:
+    lease = await backend.find(owner)
+    if lease is not None:
+        await backend.release(lease)

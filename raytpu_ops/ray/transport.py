@@ -1,0 +1,296 @@
+"""One door to Ray's dashboard: requests go out here, errors come back as ours.
+
+Transient cases stand in one list with a reason beside each; everything that is not on it is
+permanent. Not here: what is asked for and what the answers mean (``jobs.py``, ``cluster.py``,
+``serving.py``, ``packages.py``, ``logs.py``), and long waiting (``waits.py``): a request is tried
+again for seconds only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import re
+import ssl
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
+
+import httpx
+import tenacity
+
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RayTpuError, RemoteUnavailable
+
+AuthHeader = Literal["authorization", "x-ray-authorization"]
+Answer = TypeVar("Answer")
+
+#: HTTP statuses that go away by themselves, each with the reason (F28). 5xx beyond these too.
+RETRYABLE_STATUS: Mapping[int, str] = {
+    404: "a proxy in front of Ray answers this until the dashboard is up; Ray's own 404 says what does not exist",
+    408: "the far side gave up waiting for the request",
+    409: "another change of the same object is under way",
+    425: "a proxy is not willing to replay an early request yet",
+    429: "Ray's state API answers this at 100 requests in progress",
+    500: "Ray answers this for nearly everything, above all while no agent has registered",
+    502: "a proxy reaches nothing behind it",
+    503: "the Kubernetes service has no endpoint yet, or Serve's controller is recovering",
+    504: "a proxy gave up waiting",
+}
+
+#: What httpx raises when the far side is not there for the moment, each with the reason.
+RETRYABLE_ERRORS: Mapping[type[httpx.HTTPError], str] = {
+    httpx.ConnectError: "refused or no such host: the head is starting or being replaced",
+    httpx.TimeoutException: "no answer in time",
+    httpx.ReadError: "reset while reading",
+    httpx.WriteError: "reset while writing",
+    httpx.CloseError: "reset while closing",
+    httpx.RemoteProtocolError: "closed without an answer, or an answer that is no HTTP",
+    httpx.ProxyError: "a proxy on the way failed",
+    httpx.DecodingError: "an answer cut off in the middle",
+}
+
+#: Ray passes an agent's refusal on as a 500 with this text: the request itself is wrong.
+_WRAPPED_REFUSAL = "Request failed with status code 400"
+#: How many times a request is sent within seconds before its error leaves; waits do the long retrying.
+ATTEMPTS = 4
+#: Characters of a foreign text that an error carries.
+_QUOTED = 300
+
+
+class Transport:
+    """Sends requests to one dashboard.
+
+    :param address: base URL, ``http://host:port``, with a path where a proxy needs one.
+    :param token: Ray's token, None where Ray runs without; never logged, not in ``repr``.
+    :param auth_header: the header that carries it. ``x-ray-authorization`` where a proxy such as the
+        Kubernetes API server keeps ``authorization`` for itself.
+    :param timeout_s: seconds until one request counts as unanswered.
+    :param transport: an httpx transport that takes the network's place in tests.
+    :param sleep: pauses between attempts.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        *,
+        token: str | None = None,
+        auth_header: AuthHeader = "authorization",
+        timeout_s: float = 30.0,
+        transport: httpx.AsyncBaseTransport | None = None,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+    ) -> None:
+        self.address = check_address(address)
+        self.auth_header = auth_header
+        self.timeout_s = timeout_s
+        self._token = check_token(token)
+        self._transport = transport
+        self.sleep = sleep
+        self._http: httpx.AsyncClient | None = None
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.address!r}, token={'***' if self._token else None})"
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """Headers that prove who asks. A secret: for the wire only."""
+        return {self.auth_header: f"Bearer {self._token}"} if self._token else {}
+
+    @property
+    def is_loopback(self) -> bool:
+        """The dashboard is on this machine, where no proxy of the environment may step in between."""
+        host = urlsplit(self.address).hostname or ""
+        try:
+            return ipaddress.ip_address(host).is_loopback
+        except ValueError:
+            return host == "localhost"
+
+    async def open(self) -> None:
+        """Begin; safe to call again."""
+        if self._http is None:
+            self._http = httpx.AsyncClient(
+                headers=self.headers,
+                timeout=httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s)),
+                transport=self._transport,
+                follow_redirects=False,  # a redirect would carry the token to somebody else
+                trust_env=not self.is_loopback,
+                # Loading the certificates takes a tenth of a second, for a connection that has no TLS.
+                verify=not self.is_loopback or self.address.startswith("https:"),
+            )
+
+    async def close(self) -> None:
+        """End; safe to call again."""
+        if self._http is not None:
+            http, self._http = self._http, None
+            await http.aclose()
+
+    @property
+    def http(self) -> httpx.AsyncClient:
+        """The open client.
+
+        :raises RuntimeError: outside ``async with``.
+        """
+        if self._http is None:
+            raise RuntimeError(f"{self!r} is not open: use `async with client:`")
+        return self._http
+
+    async def get(self, path: str, *, params: Mapping[str, str | int] | None = None) -> httpx.Response:
+        """A GET, tried again for seconds; :raises RayTpuError: as :meth:`send` does."""
+        return await self.send("GET", path, params=params)
+
+    async def json(self, path: str, *, params: Mapping[str, str | int] | None = None) -> Any:
+        """The JSON that a GET answers; nonsense is tried again too.
+
+        :raises RemoteUnavailable: when it stays nonsense.
+        """
+
+        async def once() -> Any:
+            return decoded(await self._once("GET", path, params=params))
+
+        return await self.again(once)
+
+    async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request that is safe to send twice, tried again for seconds.
+
+        :param options: what httpx takes: ``params``, ``json``, ``content``, ``timeout``.
+        :raises RemoteUnavailable: for whatever :data:`RETRYABLE_STATUS` and :data:`RETRYABLE_ERRORS` list.
+        :raises Misconfigured: for the rest: the token, the request, the address.
+        """
+        return await self.again(lambda: self._once(method, path, **options))
+
+    async def again(self, act: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Run something idempotent until it is through or has failed :data:`ATTEMPTS` times."""
+        retrying = tenacity.AsyncRetrying(
+            retry=tenacity.retry_if_exception_type(RemoteUnavailable),
+            stop=tenacity.stop_after_attempt(ATTEMPTS),
+            wait=tenacity.wait_random_exponential(multiplier=0.2, max=3),
+            sleep=self.sleep,
+            reraise=True,
+        )
+
+        async def once() -> Answer:  # tenacity awaits only what is a coroutine function itself
+            return await act()
+
+        return await retrying(once)
+
+    async def bare(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """One request with whatever status comes, for callers to whom some statuses are answers.
+
+        :raises RayTpuError: nothing came.
+        """
+        try:
+            return await self.http.request(method, f"{self.address}{path}", **options)
+        except httpx.HTTPError as error:
+            raise self.translate(error, f"{method} {path}") from error
+
+    async def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
+        response = await self.bare(method, path, **options)
+        self.check(response)
+        return response
+
+    def check(self, response: httpx.Response) -> None:
+        """Nothing for a 2xx; the error that the status stands for otherwise.
+
+        :raises RayTpuError: see :meth:`send`.
+        """
+        if response.is_success:
+            return
+        asked = f"{response.request.method} {response.request.url.path}"
+        raise self.refused(response.status_code, response.text, asked, response.headers.get("location"))
+
+    def refused(self, status: int, text: str, asked: str, location: str | None = None) -> RayTpuError:
+        """The error for a status that is no success.
+
+        :param text: the body.
+        :param asked: method and path, for the message.
+        :param location: where a redirect points.
+        """
+        answer = f"Ray at {self.address} answered {status} to {asked}"
+        if status in (401, 403):
+            had = "the token that was sent is not the cluster's" if self._token else "no token was sent"
+            return Misconfigured(
+                f"{answer}: {had} (header {self.auth_header}). Pass the cluster's token; where a proxy keeps that "
+                f"header for itself, use auth_header='x-ray-authorization'. {quoted(text)}".strip()
+            )
+        if 300 <= status < 400:
+            return Misconfigured(f"{answer}: a redirect to {location!r}; give the address behind it")
+        if status == 501 or _WRAPPED_REFUSAL in text:
+            return Misconfigured(f"{answer}: {quoted(text)}")
+        if status in RETRYABLE_STATUS or status >= 500:
+            return RemoteUnavailable(f"{answer}: {quoted(text) or RETRYABLE_STATUS.get(status, 'no text')}")
+        return Misconfigured(f"{answer}: {quoted(text)}")
+
+    def translate(self, error: httpx.HTTPError, asked: str) -> RayTpuError:
+        """Our error for one of httpx."""
+        where = f"Ray at {self.address}, {asked}"
+        if _untrusted(error):
+            return Misconfigured(f"{where}: its certificate is not trusted here: {error}")
+        for kind, reason in RETRYABLE_ERRORS.items():
+            if isinstance(error, kind):
+                detail = str(error)
+                return RemoteUnavailable(f"{where}: {reason}{f' ({detail})' if detail else ''}")
+        return Misconfigured(f"{where}: {type(error).__name__}: {error}")
+
+
+def decoded(response: httpx.Response) -> Any:
+    """The JSON of an answer.
+
+    :raises RemoteUnavailable: when it is none, such as a proxy's own page.
+    """
+    try:
+        return response.json()
+    except ValueError as error:
+        asked = f"{response.request.method} {response.request.url.path}"
+        raise RemoteUnavailable(f"{asked}: the answer is no JSON: {quoted(response.text)}") from error
+
+
+def check_address(address: str) -> str:
+    """The base URL without a slash at the end.
+
+    :raises InvalidSpec: when it is no http(s) URL or carries a password.
+    """
+    try:
+        parts = urlsplit(str(address))
+        proper = parts.scheme in ("http", "https") and bool(parts.hostname) and parts.port != 0
+    except ValueError:  # a port that is no number, or beyond 65535
+        proper = False
+    if not proper or any(letter.isspace() or not letter.isprintable() for letter in str(address)):
+        raise InvalidSpec(f"Ray's address {_safe(address)!r} is no URL; write http://host:port")
+    if parts.username or parts.password:
+        raise InvalidSpec(f"Ray's address {_safe(address)!r} carries credentials; pass token=… instead")
+    if parts.query or parts.fragment:
+        raise InvalidSpec(f"Ray's address {_safe(address)!r} has more than a path; write http://host:port")
+    return str(address).rstrip("/")
+
+
+def check_token(token: str | None) -> str | None:
+    """The token without white space around it.
+
+    :raises InvalidSpec: when it cannot stand in a header; the message does not show it.
+    """
+    if token is None:
+        return None
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidSpec("Ray's token is empty or holds characters that no header can carry; read its file again")
+    return token
+
+
+def quoted(text: str) -> str:
+    """A foreign text as one line fit for an error: of a traceback its last line."""
+    lines = [line.strip() for line in text.strip().splitlines() if line.strip(" .")]
+    if not lines:
+        return ""
+    line = lines[-1] if "Traceback (most recent call last)" in text else " ".join(lines)
+    return line if len(line) <= _QUOTED else f"{line[:_QUOTED]}…"
+
+
+def _safe(address: object) -> str:
+    return re.sub(r"//[^/]*@", "//***@", str(address)).partition("?")[0]
+
+
+def _untrusted(error: BaseException | None) -> bool:
+    while error is not None:
+        if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
+            return True
+        error = error.__cause__ or error.__context__
+    return False

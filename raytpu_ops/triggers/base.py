@@ -1,0 +1,90 @@
+"""What our triggers share: one flow from start to end, one event, and who may stop what.
+
+A trigger's ``on_kill`` also fires for a triggerer that lost its triggers to another one and then
+wakes up, and for one whose event is already out. The remote work is stopped only when the task
+instance says that a person ended it. A person's clear is left to the next try, whose epoch is a new
+one: it stops the older epoch's job itself, and nobody can stop the new one by mistake.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from abc import abstractmethod
+from collections.abc import AsyncIterator
+from typing import Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from raytpu_ops.backends.base import Backend
+from raytpu_ops.tpu.errors import RayTpuError
+from raytpu_ops.tpu.lease import Owner, SliceLease
+
+#: States of a task instance in which somebody still works on it: this trigger elsewhere, or a newer try.
+ALIVE = frozenset({"deferred", "running"})
+
+
+class FlowTrigger(BaseTrigger):
+    """Runs one flow on a lease and sends its result, or its failure, as one event.
+
+    :param lease: the lease, as plain JSON.
+    :param owner: the task instance that deferred, as plain JSON.
+    """
+
+    def __init__(self, *, lease: dict[str, Any], owner: dict[str, Any]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call] # Airflow's own has no annotations
+        self.lease = SliceLease.from_xcom(lease)
+        self.owner = Owner.model_validate(owner)
+        self._fired = False
+
+    @abstractmethod
+    async def flow(self, backend: Backend) -> dict[str, Any]:
+        """The work; its result as plain JSON, which the task's resume method gets."""
+
+    async def stop(self, backend: Backend) -> None:
+        """Stop what the flow runs remotely; nothing by default."""
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class's path and its arguments, as plain JSON."""
+        path = f"{type(self).__module__}.{type(self).__qualname__}"
+        return path, {"lease": self.lease.to_xcom(), "owner": self.owner.model_dump(mode="json")}
+
+    async def backend(self) -> Backend:
+        """The lease's backend. The connection is read in a thread: that call blocks, and is refused in ``on_kill``."""
+        from raytpu_ops.hooks.ray_tpu import RayTpuHook
+
+        return await asyncio.to_thread(lambda: RayTpuHook.for_lease(self.lease).backend)
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Run the flow; a failure of a class of ours travels as an event, for its class would be lost otherwise."""
+        try:
+            event = {"result": await self.flow(await self.backend())}
+        except RayTpuError as error:
+            event = error.as_event()
+        self._fired = True
+        yield TriggerEvent(event)
+
+    async def on_kill(self) -> None:
+        """Stop the remote work if a person ended the task; a hand-over to another triggerer stops nothing."""
+        if self._fired:
+            return
+        state = await self.task_state()
+        if state in ALIVE:
+            self.log.info("%s is %s elsewhere: its remote work goes on", self.owner.key, state)
+            return
+        self.log.info("%s is %s: stopping its remote work", self.owner.key, state or "cleared")
+        await self.stop(await self.backend())
+
+    async def task_state(self) -> str | None:
+        """The task instance's state in Airflow now."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        owner = self.owner
+        states = await asyncio.to_thread(
+            RuntimeTaskInstance.get_task_states,
+            dag_id=owner.dag_id,
+            task_ids=[owner.task_id],
+            run_ids=[owner.run_id],
+            map_index=owner.map_index,
+        )
+        of_run = states.get(owner.run_id, {})
+        return next((str(getattr(state, "value", state)) for state in of_run.values() if state), None)

@@ -1,0 +1,96 @@
+"""What every test gets: a private Airflow home, private folders, and a look for what was left behind."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import itertools
+import os
+import shutil
+from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.session import SESSION_DIR, prepare_environment
+
+prepare_environment()
+
+HERE = Path(__file__).parent
+_NUMBERS = itertools.count()
+#: Variables by whose values a process tells that it belongs to this session.
+_OWN = ("AIRFLOW_HOME", "RAYTPU_LOCAL_ROOT", "RAYTPU_ROOT")
+
+pytest_plugins = [f"tests.integration.{path.stem}" for path in sorted((HERE / "integration").glob("*_fixtures.py"))]
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A folder with a path short enough for Ray's sockets; gone after the test."""
+    folder = SESSION_DIR / f"t{next(_NUMBERS)}"
+    folder.mkdir(mode=0o700)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def airflow_db() -> None:
+    """The tables of this session's Airflow, for tests that need them in this process (``dag.test()``)."""
+    from airflow.utils.db import initdb
+
+    initdb()
+
+
+@pytest.fixture(autouse=True)
+def _no_task_is_left(request: pytest.FixtureRequest) -> None:
+    """An async test that leaves a task of the event loop running has forgotten something."""
+    if inspect.iscoroutinefunction(getattr(request, "function", None)):
+        request.getfixturevalue("_watched_loop")
+
+
+@pytest.fixture
+async def _watched_loop() -> AsyncIterator[None]:
+    before = asyncio.all_tasks()
+    yield
+    left = asyncio.all_tasks() - before - {asyncio.current_task()}
+    assert not left, f"tasks left on the event loop: {', '.join(str(task) for task in left)}"
+
+
+def _left_processes() -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            environ = process.environ() if process.uids().real == os.getuid() else {}
+        except psutil.Error:
+            continue
+        ours = any(environ.get(name, "").startswith(str(SESSION_DIR)) for name in _OWN)
+        if ours and process.pid != os.getpid() and process.status() != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
+    """Fail the session when it leaves a process, then end that process and remove our folder."""
+    yield
+    left = _left_processes()
+    told = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
+    for process in left:
+        process.kill()
+    session.config.stash[_LEFT] = told
+    if told and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+    shutil.rmtree(SESSION_DIR, ignore_errors=True)
+
+
+_LEFT: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    """Name what was left."""
+    told = config.stash.get(_LEFT, [])
+    if told:
+        terminalreporter.section("processes left behind", red=True)
+        for line in told:
+            terminalreporter.write_line(line)

@@ -1,0 +1,229 @@
+"""The command line: light to start, plain errors, JSON that programs can read."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raytpu_ops.backends.base import Released
+from raytpu_ops.cli import app as cli
+from raytpu_ops.cli import doctor, leases
+from raytpu_ops.tpu.errors import RemoteUnavailable
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
+from raytpu_ops.tpu.shapes import catalogue
+from raytpu_ops.tpu.spec import SliceSpec
+
+RUNNER = CliRunner()
+
+
+def run(*words: str, code: int = 0) -> str:
+    result = RUNNER.invoke(cli.app, list(words), catch_exceptions=False)
+    assert result.exit_code == code, result.output
+    return result.output
+
+
+def test_help_imports_nothing_heavy():
+    code = (
+        "import sys; sys.argv = ['raytpu', '--help']\n"
+        "from raytpu_ops.cli import main\n"
+        "try:\n    main()\nexcept SystemExit: pass\n"
+        "heavy = {'airflow', 'ray', 'jax', 'httpx', 'psutil', 'pydantic', 'google', 'kubernetes'} & set(sys.modules)\n"
+        "print('HEAVY', sorted(heavy))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "Usage" in done.stdout
+    assert done.stdout.splitlines()[-1] == "HEAVY []"
+
+
+def test_an_error_of_ours_is_one_line_and_a_failed_exit():
+    code = "import sys; sys.argv = ['raytpu', 'shapes', 'v99']\nfrom raytpu_ops.cli import main\nmain()\n"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("raytpu: generation")
+
+
+def test_version():
+    from raytpu_ops import __version__
+
+    assert run("--version").strip() == __version__
+
+
+def test_shapes_as_json_is_the_whole_catalogue():
+    rows = json.loads(run("shapes", "--json"))
+    assert len(rows) == len(catalogue())
+    [row] = [row for row in rows if row["generation"] == "v4" and row["topology"] == "2x2x2"]
+    assert (row["hosts"], row["chips"], row["pod_type"]) == (2, 8, "v4-16")
+
+
+def test_shapes_of_one_generation_in_any_spelling():
+    assert {row["generation"] for row in json.loads(run("shapes", "ironwood", "--json"))} == {"7x"}
+
+
+def test_the_table_of_all_shapes_says_what_it_leaves_out():
+    text = run("shapes")
+    assert "v6e" in text
+    assert "larger shapes of v4: raytpu shapes v4" in text
+
+
+class Backend:
+    """A backend with one lease."""
+
+    name = "local"
+
+    def __init__(self, *, unreachable: bool = False, left: tuple[str, ...] = ()) -> None:
+        now = datetime.now(UTC)
+        self.lease = SliceLease(
+            id="demo-lease",
+            owner=Owner(dag_id="dag", run_id="run", task_id="provision"),
+            backend="local",
+            spec=SliceSpec.of("v4", "2x2x2"),
+            ray=RayEndpoint(address="http://127.0.0.1:1"),
+            granted_at=now - timedelta(hours=1, minutes=2),
+            expires_at=now - timedelta(seconds=1),
+        )
+        self.unreachable = unreachable
+        self.left = left
+
+    async def list_leases(self, **labels: str) -> list[SliceLease]:
+        return [self.lease]
+
+    async def observe(self, lease: SliceLease) -> Readiness:
+        if self.unreachable:
+            raise RemoteUnavailable("Ray at http://127.0.0.1:1 does not answer")
+        hosts = [HostReport(node_id="n", address="127.0.0.2", worker_id=0, chips=4, chips_free=4)]
+        missing = ["worker 1 is not there"]
+        return Readiness(slices=[SliceReport(name="s0", hosts_wanted=2, hosts=hosts, missing=missing)])
+
+    async def release(self, lease: SliceLease) -> Released:
+        return Released(removed=["3 processes"], left=list(self.left))
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    one = Backend()
+    monkeypatch.setattr(leases, "make_backend", lambda name, **options: one)
+    return one
+
+
+def test_leases_tell_owner_age_expiry_and_what_is_missing(backend: Backend, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("COLUMNS", "200")
+    text = run("leases")
+    for wanted in ("demo-lease", "dag/run/provision", "1 h 02 min", "expired", "worker 1 is not there"):
+        assert wanted in text
+
+
+def test_leases_as_json(backend: Backend):
+    [row] = json.loads(run("leases", "--json"))
+    assert row["id"] == "demo-lease"
+    assert row["whole"] is False
+
+
+def test_a_lease_whose_ray_does_not_answer_is_listed_all_the_same(backend: Backend):
+    backend.unreachable = True
+    [row] = json.loads(run("leases", "--json"))
+    assert row["whole"] is None
+    assert "does not answer" in row["readiness"]
+
+
+def test_no_leases(short_dir: Path):
+    assert run("leases", "--root", str(short_dir / "r")).strip() == "no leases"
+    assert json.loads(run("leases", "--json", "--root", str(short_dir / "r"))) == []
+
+
+def test_release_says_what_is_gone_and_what_is_left(backend: Backend):
+    assert run("release", "demo-lease").strip() == "removed: 3 processes"
+    backend.left = ("process 7",)
+    assert "left: process 7" in run("release", "demo-lease", code=1)
+
+
+def test_release_of_a_lease_that_is_none_names_those_that_are(backend: Backend):
+    from raytpu_ops.tpu.errors import InvalidSpec
+
+    with pytest.raises(InvalidSpec, match="'nonsense' does not exist on local; there are demo-lease"):
+        run("release", "nonsense")
+
+
+def test_faults_wait_in_the_root_are_listed_and_forgotten(short_dir: Path):
+    root = ["--root", str(short_dir / "r")]
+    run("fault", "no-capacity", "--times", "2", "--rung", "spot", *root)
+    run("fault", "slow-host", "--slice", "1", "--worker", "1", "--seconds", "5", *root)
+    run("fault", "duplicate-worker-id", *root)
+    waiting = [json.loads(line) for line in run("fault", "list", *root).splitlines()]
+    assert [fault["kind"] for fault in waiting] == ["no_capacity", "slow_host", "duplicate_worker_id"]
+    assert (waiting[0]["times"], waiting[0]["rungs"]) == (2, ["spot"])
+    assert (waiting[1]["slice"], waiting[1]["worker"], waiting[1]["seconds"]) == (1, 1, 5)
+    run("fault", "clear", *root)
+    assert run("fault", "list", *root).strip() == "no fault waits"
+    assert not (short_dir / "r").exists()
+
+
+@pytest.mark.parametrize("words", [["kill-host", "no-such-lease"], ["preempt-slice", "no-such-lease"]])
+def test_a_fault_for_a_lease_that_is_none_says_so(short_dir: Path, words: list[str]):
+    from raytpu_ops.tpu.errors import InvalidSpec
+
+    with pytest.raises(InvalidSpec, match="no-such-lease"):
+        run("fault", *words, "--root", str(short_dir / "r"))
+
+
+def test_demo_refuses_a_bad_shape_before_it_starts_anything(monkeypatch: pytest.MonkeyPatch):
+    from raytpu_ops.demo import show
+    from raytpu_ops.tpu.errors import InvalidSpec
+
+    monkeypatch.setattr(show, "run_demo", lambda *_, **__: pytest.fail("it started"))
+    with pytest.raises(InvalidSpec, match="topology"):
+        run("demo", "--generation", "v4", "--topology", "4x4")
+
+
+def test_demo_hands_the_dag_what_was_asked_for(monkeypatch: pytest.MonkeyPatch):
+    from raytpu_ops.demo import show
+
+    seen: dict[str, Any] = {}
+    monkeypatch.setattr(show, "run_demo", lambda console, params, **options: seen.update(params) or 0)
+    run("demo", "--generation", "trillium", "--topology", "2x2", "--slices", "1", "--epochs", "3")
+    assert seen == {"backend": "local", "generation": "v6e", "topology": "2x2", "slices": 1, "epochs": 3}
+
+
+def test_doctor_is_content_with_this_machine(short_dir: Path):
+    found = json.loads(run("doctor", "--json", "--root", str(short_dir / "r")))
+    assert {check["name"] for check in found if check["needed"] and not check["ok"]} == set()
+    assert {"python", "apache-airflow", "ray", "jax", "local root", "example DAGs"} <= {c["name"] for c in found}
+
+
+def test_doctor_says_how_to_get_what_is_missing(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(doctor.metadata, "version", lambda name: {"ray": "2.9.3", "jax": "0.10.2"}[name])
+    check = doctor._package("ray")
+    assert not check.ok
+    assert check.help == "2.55 or newer is needed: pip install 'raytpu-ops[local]'"
+    assert doctor._package("jax").ok
+
+
+def test_doctor_names_a_package_that_is_not_there(monkeypatch: pytest.MonkeyPatch):
+    def missing(name: str) -> str:
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", missing)
+    assert doctor._package("ray") == doctor.Check("ray", False, "not installed", "pip install 'raytpu-ops[local]'")
+
+
+def test_doctor_fails_for_a_root_that_ray_cannot_use(tmp_path: Path):
+    text = run("doctor", "--json", "--root", str(tmp_path / ("x" * 100)), code=1)
+    [check] = [check for check in json.loads(text) if check["name"] == "local root"]
+    assert "shorter" in check["help"]
+
+
+@pytest.mark.parametrize(
+    ("version", "numbers"),
+    [("2.60.0", (2, 60, 0)), ("2.60.0rc1", (2, 60, 1)), ("0.10", (0, 10)), ("3.3.2.post1", (3, 3, 2))],
+)
+def test_versions_are_compared_as_numbers(version: str, numbers: tuple[int, ...]):
+    assert doctor._numbers(version)[:2] == numbers[:2]

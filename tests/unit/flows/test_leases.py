@@ -1,0 +1,74 @@
+"""Waiting for a lease and giving it back."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from raytpu_ops.backends.base import Released
+from raytpu_ops.flows.leases import give_back, wait_whole
+from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted
+from tests.unit.flows.conftest import BROKEN, LOST, WAITING, WHOLE
+
+
+def soon(seconds: float = 30) -> datetime:
+    return datetime.now(UTC) + timedelta(seconds=seconds)
+
+
+async def test_a_whole_lease_is_handed_on_as_it_is(backend, lease):
+    assert await wait_whole(backend, lease, by=soon(), say=print) == (lease, WHOLE)
+
+
+async def test_what_is_missing_is_told_once_for_each_change(backend, lease):
+    backend.reports = [WAITING, WAITING, WAITING, WHOLE]
+    told: list[str] = []
+
+    await wait_whole(backend, lease, by=soon(), say=told.append, poll_s=0.01)
+
+    assert len([line for line in told if "host 1 is not there" in line]) == 1
+
+
+async def test_a_broken_slice_is_replaced_and_the_new_lease_handed_on(backend, lease):
+    backend.reports = [BROKEN, WAITING, WHOLE]
+
+    handed_on, _ = await wait_whole(backend, lease, by=soon(), say=print, poll_s=0.01)
+
+    assert handed_on.created == {"slice": ["s0-r1"]}
+
+
+async def test_a_lost_head_ends_the_wait_at_once(backend, lease):
+    backend.reports = [LOST]
+
+    with pytest.raises(Preempted, match=f"lease {lease.id}: the Ray head is dead"):
+        await wait_whole(backend, lease, by=soon(), say=print)
+
+
+async def test_the_deadline_names_the_lease_and_what_is_missing(backend, lease):
+    backend.reports = [WAITING]
+
+    with pytest.raises(DeadlineExceeded, match=rf"{lease.id}.*labelled.*host 1 is not there"):
+        await wait_whole(backend, lease, by=soon(-1), say=print)
+
+
+async def test_a_lease_that_is_whole_at_its_deadline_is_whole(backend, lease):
+    """F33: the state is looked at before a time-out is declared."""
+    assert await wait_whole(backend, lease, by=soon(-1), say=print) == (lease, WHOLE)
+
+
+async def test_release_goes_on_until_nothing_is_left(backend, lease):
+    backend.releases = [
+        Released(removed=["host 0"], left=["host 1: still ending"]),
+        Released(removed=["host 1"]),
+    ]
+
+    released = await give_back(backend, lease, by=soon(), say=print, poll_s=0.01)
+
+    assert released == Released(removed=["host 0", "host 1"])
+
+
+async def test_a_release_that_leaves_something_is_an_error_that_names_it(backend, lease):
+    backend.releases = [Released(left=["node pool p1: in use"])]
+
+    with pytest.raises(DeadlineExceeded, match="billing: node pool p1: in use"):
+        await give_back(backend, lease, by=soon(-1), say=print)

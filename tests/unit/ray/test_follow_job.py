@@ -1,0 +1,432 @@
+"""Claims of follow_job: the true verdict, every line, and no chip held beyond a deadline."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from raytpu_ops.ray.client import RayClient
+from raytpu_ops.ray.follow import JobOutcome, follow_job
+from raytpu_ops.tpu.errors import FailureClass, Misconfigured
+from raytpu_ops.tpu.work import Event, dump_event
+from tests.unit.ray.conftest import Time
+from tests.unit.ray.fake_ray import (
+    GARBAGE,
+    HEAD,
+    RESET,
+    FakeJob,
+    FakeRay,
+    Tail,
+    becomes,
+    node_row,
+    status,
+)
+
+STARTED = dump_event(Event(event="started")) + "\n"
+RESULT = dump_event(Event(event="result", data={"accuracy": 0.97})) + "\n"
+F = FailureClass
+
+
+def failed(failure_class: FailureClass, message: str) -> str:
+    return dump_event(Event(event="failed", failure_class=failure_class, message=message)) + "\n"
+
+
+class Following:
+    """Calls follow_job with what most tests have in common."""
+
+    def __init__(self, ray: FakeRay, client: RayClient, time: Time) -> None:
+        self.ray, self.client, self.time = ray, client, time
+        self.lines: list[str] = []
+        self.told: list[str] = []
+        ray.rows["nodes"] = [
+            node_row(HEAD, "127.0.0.1", head=True),
+            node_row("b" * 56, "127.0.0.2", slice_name="s-0", worker_id=0, chips=4),
+            node_row("c" * 56, "127.0.0.3", slice_name="s-0", worker_id=1, chips=4),
+        ]
+
+    async def __call__(self, **options: Any) -> JobOutcome:
+        options = {
+            "starting_until": self.time.after(600),
+            "running": timedelta(hours=24),
+            "emit": self.lines.append,
+            "on_progress": self.told.append,
+            "poll_s": 2.0,
+            "clock": self.time,
+            "sleep": self.time.sleep,
+            **options,
+        }
+        return await asyncio.wait_for(follow_job(self.client, "a-1", **options), 60)
+
+
+@pytest.fixture
+def follow(ray: FakeRay, client: RayClient, time: Time) -> Following:
+    return Following(ray, client, time)
+
+
+def ends(outcome: JobOutcome) -> tuple[str, FailureClass | None]:
+    return outcome.verdict.outcome, outcome.verdict.failure_class
+
+
+# --- the verdict ---
+
+
+@pytest.mark.parametrize(
+    ("job", "ending"),
+    [
+        (FakeJob(status="SUCCEEDED", log=STARTED + RESULT), ("succeeded", None)),
+        (FakeJob(status="SUCCEEDED", log=STARTED), ("failed", F.USER_CODE_FAILED)),
+        (FakeJob(status="STOPPED", log=STARTED), ("failed", F.JOB_STOPPED)),
+        (FakeJob(status="FAILED", log="boom\n", exit_code=1), ("failed", F.USER_CODE_FAILED)),
+        (FakeJob(status="FAILED", log=failed(F.PREEMPTED, "gone")), ("failed", F.PREEMPTED)),
+        (FakeJob("FAILED", driver_node_id=None, error_type="RUNTIME_ENV_SETUP_FAILURE"), ("failed", F.MISCONFIGURED)),
+    ],
+    ids=["succeeded", "no result", "stopped", "failed", "preempted", "never started"],
+)  # fmt: skip
+@pytest.mark.parametrize("late", [False, True], ids=["in time", "long after every deadline"])
+async def test_a_job_that_is_over_before_the_first_look_gets_its_true_verdict(follow, ray, time, job, ending, late):
+    """F33, F44, F45."""
+    ray.jobs["a-1"] = job
+    deadline = time.after(-3600) if late else time.after(600)
+    outcome = await follow(starting_until=deadline, running=timedelta(seconds=1))
+    assert ends(outcome) == ending
+    assert ray.count("POST") == 0, "nothing is stopped that is over"
+
+
+async def test_a_job_that_vanished_was_lost_with_its_head(follow, ray):
+    """F22."""
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log="x\n").at_each_look(*[becomes("RUNNING")] * 3, becomes("GONE"))
+    outcome = await follow()
+    assert ends(outcome) == ("failed", F.PREEMPTED)
+    assert follow.lines == ["x"]
+
+
+async def test_transient_errors_do_not_end_it(follow, ray):
+    """One failed poll must not fail the task (F41)."""
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED + "x\n")
+    job.at_each_look(*[becomes("RUNNING")] * 5, becomes("SUCCEEDED", RESULT))
+    ray.fails("GET /api/jobs/a-1", *[status(500), RESET, status(404), GARBAGE, status(429), status(503)] * 8)
+    assert ends(await follow()) == ("succeeded", None)
+    assert follow.lines == ["x"]
+
+
+async def test_a_refused_token_ends_it_at_once(time):
+    async with FakeRay(token="x") as ray, RayClient(ray.address) as client:
+        with pytest.raises(Misconfigured, match="no token was sent"):
+            await Following(ray, client, time)()
+
+
+async def test_a_word_that_we_do_not_know_is_waited_on(follow, ray):
+    job = FakeJob(status="SUSPENDED").at_each_look(*[becomes("SUSPENDED")] * 3, becomes("SUCCEEDED", RESULT))
+    ray.jobs["a-1"] = job
+    assert ends(await follow()) == ("succeeded", None)
+    assert any("SUSPENDED" in line for line in follow.told)
+
+
+# --- the log ---
+
+
+async def test_lines_come_in_order_once_and_without_the_drivers_events(follow, ray):
+    job = FakeJob(status="PENDING", further_tails=Tail(once=True))
+    job.at_each_look(
+        becomes("PENDING"),
+        becomes("RUNNING", "setting up\n"),
+        becomes("RUNNING", STARTED + "epoch 1\nepo"),
+        becomes("RUNNING", "ch 2\n\n(worker) raytpu-event: no event, for a worker printed it\n"),
+        becomes("RUNNING", "epoch 3\n" + RESULT),
+        becomes("SUCCEEDED", "goodbye"),
+    )
+    ray.jobs["a-1"] = job
+    outcome = await follow()
+    assert follow.lines == [
+        "setting up", "epoch 1", "epoch 2", "", "(worker) raytpu-event: no event, for a worker printed it",
+        "epoch 3", "goodbye",
+    ]  # fmt: skip
+    assert outcome.result == {"accuracy": 0.97}
+    assert outcome.lines_emitted == 8, "events count as lines of the file, empty lines do not"
+
+
+async def test_every_line_is_out_before_the_verdict_however_late_it_was_written(follow, ray):
+    log = "".join(f"line {number}\n" for number in range(3000))
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED + log, tails=deque([Tail(upto=777)] * 50))
+    job.at_each_look(
+        *[becomes("RUNNING")] * 3, becomes("FAILED", "Traceback\n" + failed(F.USER_CODE_FAILED, "x") + "end")
+    )
+    outcome = await follow()
+    assert follow.lines == [*[f"line {number}" for number in range(3000)], "Traceback", "end"]
+    assert outcome.verdict.message == "x"
+
+
+async def test_skipped_lines_are_read_but_not_emitted_again(follow, ray):
+    """A triggerer restart: the same try goes on, and what the driver said before still counts."""
+    ray.jobs["a-1"] = FakeJob(status="SUCCEEDED", log="a\n" + STARTED + "b\n" + RESULT + "c\n")
+    first = await follow()
+    assert first.lines_emitted == 5
+    follow.lines.clear()
+    again = await follow(skip_lines=3)
+    assert (follow.lines, again.result, again.lines_emitted) == (["c"], {"accuracy": 0.97}, 5)
+    follow.lines.clear()
+    assert ends(await follow(skip_lines=5)) == ("succeeded", None)
+    assert follow.lines == []
+
+
+async def test_a_log_whose_end_cannot_be_read_says_so_and_the_verdict_stands(follow, ray):
+    ray.jobs["a-1"] = FakeJob(status="FAILED", log="a\nb\n", tails=deque([Tail(upto=2)]))
+    ray.fails("GET /api/v0/logs/file", *[status(500, "node is dead")] * 99)
+    outcome = await follow()
+    assert ends(outcome) == ("failed", F.USER_CODE_FAILED)
+    assert "[raytpu] lines may be missing here: the end of the log of a-1 cannot be read" in follow.lines[-1]
+
+
+async def test_an_emit_that_fails_ends_it(follow, ray):
+    """Nobody would see the lines; the task must not go on as if."""
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log="a\n")
+
+    def broken(_: str) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"):
+        await follow(emit=broken)
+
+
+# --- deadlines ---
+
+
+async def test_a_start_that_takes_too_long_is_stopped_and_names_who_holds_the_hosts(follow, ray, time):
+    """Slice head free, another host busy (F46)."""
+    ray.jobs |= {"a-1": FakeJob(status="RUNNING", log="waiting for a slice\n"), "b-1": FakeJob(status="RUNNING")}
+    ray.rows["placement_groups"] = [
+        {"name": "head", "state": "CREATED", "creator_job_id": "job-of-a-1",
+         "bundles": [{"node_id": "b" * 56, "unit_resources": {"TPU-v4-16-head": 1}}]},
+    ]  # fmt: skip
+    ray.rows["actors"] = [
+        {"class_name": "Idle", "name": "", "pid": 7, "state": "ALIVE", "job_id": "job-of-b-1", "node_id": "c" * 56,
+         "required_resources": {"TPU": 4.0}},
+    ]  # fmt: skip
+    begun = time.now
+    outcome = await follow(starting_until=time.after(120))
+    assert ends(outcome) == ("failed", F.DEADLINE_EXCEEDED)
+    message = outcome.verdict.message
+    assert "job a-1: the starting deadline" in message
+    assert "job a-1 is RUNNING: it does not run on every host yet" in message
+    assert "busy: s-0 worker 1 at 127.0.0.3: 4 chips by actor Idle (pid 7) of job b-1; it was stopped" in message
+    assert "head" not in message, "what it holds itself keeps nobody waiting"
+    assert ray.jobs["a-1"].status == "STOPPED"
+    assert 120 <= (time.now - begun).total_seconds() <= 130
+    assert follow.lines == ["waiting for a slice"]
+
+
+async def test_a_start_that_takes_too_long_says_what_ray_said(follow, ray, time):
+    ray.jobs["a-1"] = FakeJob(status="PENDING", message="It may be waiting for the runtime environment to be set up.")
+    outcome = await follow(starting_until=time.after(60))
+    assert "PENDING: It may be waiting for the runtime environment" in outcome.verdict.message
+
+
+async def test_who_holds_the_hosts_is_left_out_where_ray_does_not_say(follow, ray, time):
+    ray.jobs["a-1"] = FakeJob(status="RUNNING")
+    ray.fails("GET /api/v0/actors", *[status(500)] * 99)
+    outcome = await follow(starting_until=time.after(60))
+    assert "who holds the hosts cannot be said" in outcome.verdict.message
+
+
+async def test_the_running_deadline_counts_from_the_start_of_the_work(follow, ray, time):
+    """A long start must not eat into the run (F10)."""
+    job = ray.jobs["a-1"] = FakeJob(status="PENDING")
+    job.at_each_look(*[becomes("PENDING")] * 13, becomes("RUNNING", STARTED))
+    begun = time.now
+    outcome = await follow(starting_until=time.after(600), running=timedelta(seconds=3600), poll_s=30)
+    assert ends(outcome) == ("failed", F.DEADLINE_EXCEEDED)
+    assert "the running deadline" in outcome.verdict.message
+    assert "it was stopped" in outcome.verdict.message
+    assert 3990 <= (time.now - begun).total_seconds() <= 4100
+    assert "busy" not in outcome.verdict.message
+
+
+async def test_a_follower_that_comes_late_gives_the_work_no_more_time(follow, ray, time):
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    time.now += timedelta(hours=5)
+    outcome = await follow(starting_until=time.after(-3600), running=timedelta(seconds=600))
+    assert ends(outcome) == ("failed", F.DEADLINE_EXCEEDED)
+    assert "the running deadline 2026-11-30 16:10:00Z" in outcome.verdict.message
+
+
+async def test_the_driver_may_say_when_the_work_began(follow, ray, time):
+    at = dump_event(Event(event="started", data={"at": time.now.isoformat()})) + "\n"
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=at)
+    time.now += timedelta(seconds=300)
+    outcome = await follow(starting_until=time.after(600), running=timedelta(seconds=600))
+    assert "the running deadline 2026-11-30 12:10:00Z" in outcome.verdict.message
+
+
+async def test_the_running_deadline_may_be_an_instant(follow, ray, time):
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    outcome = await follow(running=time.after(90))
+    assert "the running deadline 2026-11-30 12:01:30Z" in outcome.verdict.message
+
+
+async def test_a_start_that_the_tail_did_not_bring_in_time_counts(follow, ray, time):
+    """The state is looked at before a time-out is declared, and so is the log (F33)."""
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log="a\n" + STARTED, tails=deque([Tail(upto=0, end="hang")]))
+    job.at_each_look(*[becomes("RUNNING")] * 100, becomes("SUCCEEDED", RESULT))
+    outcome = await follow(starting_until=time.after(60))
+    assert ends(outcome) == ("succeeded", None)
+    assert follow.lines == ["a"]
+    assert ray.jobs["a-1"].stops == 0
+
+
+async def test_a_job_that_ends_while_it_is_being_stopped_keeps_its_own_end(follow, ray, time):
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED, stops_needed=99)
+    job.at_each_look(*[becomes("RUNNING")] * 34, becomes("SUCCEEDED", RESULT))
+    outcome = await follow(running=timedelta(seconds=60))
+    assert ends(outcome) == ("succeeded", None)
+    assert outcome.result == {"accuracy": 0.97}
+    assert ray.jobs["a-1"].stops >= 1
+
+
+async def test_a_job_that_cannot_be_stopped_is_reported_as_such(follow, ray, time):
+    """A pending job ignores a stop (F29); only the end of its lease ends it."""
+    ray.jobs["a-1"] = FakeJob(status="PENDING", stops_needed=10**6)
+    outcome = await follow(starting_until=time.after(60))
+    assert ends(outcome) == ("failed", F.DEADLINE_EXCEEDED)
+    assert "it could not be stopped: job a-1: the stopping deadline" in outcome.verdict.message
+    assert "releasing its lease ends it" in outcome.verdict.message
+
+
+async def test_a_job_of_anybody_counts_as_started_once_it_runs(follow, ray, time):
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log="hello\n")
+    job.at_each_look(*[becomes("RUNNING")] * 60, becomes("SUCCEEDED"))
+    outcome = await follow(starting_until=time.after(60), expect_result=False, poll_s=20)
+    assert ends(outcome) == ("succeeded", None)
+    assert outcome.result is None
+
+
+# --- lost hosts ---
+
+
+async def whole() -> bool:
+    return True
+
+
+async def broken() -> bool:
+    return False
+
+
+async def test_a_run_that_hangs_because_a_slice_lost_hosts_is_stopped_as_preempted(follow, ray, time):
+    """It would hang until the running deadline, a day from now (F13, F20)."""
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    begun = time.now
+    outcome = await follow(slices_whole=broken)
+    assert ends(outcome) == ("failed", F.PREEMPTED)
+    assert "a slice has lost hosts; a retry runs on replaced slices; it was stopped" in outcome.verdict.message
+    assert 60 <= (time.now - begun).total_seconds() <= 90
+    assert ray.jobs["a-1"].status == "STOPPED"
+
+
+async def test_the_driver_gets_a_while_to_say_by_itself_what_befell_it(follow, ray):
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    job.at_each_look(*[becomes("RUNNING")] * 20, becomes("FAILED", failed(F.PREEMPTED, "worker 1 of s-0 died")))
+    outcome = await follow(slices_whole=broken)
+    assert ends(outcome) == ("failed", F.PREEMPTED)
+    assert outcome.verdict.message == "worker 1 of s-0 died"
+    assert job.stops == 0
+
+
+async def test_a_blip_is_no_loss(follow, ray):
+    answers = iter([True, False, False, True, False, True])
+
+    async def blinking() -> bool:
+        return next(answers, True)
+
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    job.at_each_look(*[becomes("RUNNING")] * 40, becomes("SUCCEEDED", RESULT))
+    assert ends(await follow(slices_whole=blinking, poll_s=10)) == ("succeeded", None)
+
+
+async def test_user_code_that_fails_on_a_broken_slice_is_preempted_and_on_a_whole_one_is_not(follow, ray):
+    for answer, failure_class in ((broken, F.PREEMPTED), (whole, F.USER_CODE_FAILED)):
+        ray.jobs["a-1"] = FakeJob(status="FAILED", log=STARTED + failed(F.USER_CODE_FAILED, "XlaRuntimeError"))
+        assert ends(await follow(slices_whole=answer)) == ("failed", failure_class)
+
+
+async def test_a_start_that_takes_too_long_on_a_broken_slice_is_preempted(follow, ray, time):
+    """F20."""
+    ray.jobs["a-1"] = FakeJob(status="RUNNING")
+    outcome = await follow(starting_until=time.after(30), slices_whole=broken)
+    assert ends(outcome) == ("failed", F.PREEMPTED)
+    assert "the starting deadline" in outcome.verdict.message
+
+
+async def test_a_job_whose_drivers_host_has_died_is_not_believed_to_run(follow, ray, time):
+    """The head was replaced and the state stays RUNNING (F22)."""
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED, driver_node_id="d" * 56)
+    ray.rows["nodes"].append(node_row("d" * 56, "127.0.0.9", head=True, state="DEAD"))
+    outcome = await follow()
+    assert ends(outcome) == ("failed", F.PREEMPTED)
+    assert "the host at 127.0.0.9 on which its driver ran has died" in outcome.verdict.message
+
+
+async def test_a_head_that_is_gone_for_good_ends_it_long_before_the_deadline(follow, ray, time):
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    ray.fails("GET", *[RESET] * 10**6)
+    ray.fails("POST", *[RESET] * 10**6)
+    begun = time.now
+    outcome = await follow(slices_whole=broken)
+    assert ends(outcome) == ("failed", F.PREEMPTED)
+    assert "it could not be stopped" in outcome.verdict.message
+    assert (time.now - begun).total_seconds() < 600
+
+
+async def test_slices_that_nobody_can_judge_are_not_lost(follow, ray):
+    from raytpu_ops.tpu.errors import RemoteUnavailable
+
+    async def unknown() -> bool:
+        raise RemoteUnavailable("x")
+
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    job.at_each_look(*[becomes("RUNNING")] * 100, becomes("SUCCEEDED", RESULT))
+    assert ends(await follow(slices_whole=unknown)) == ("succeeded", None)
+
+
+# --- leaving ---
+
+
+async def test_a_follower_that_is_cancelled_leaves_the_job_alone_and_nothing_behind(follow, ray):
+    """A triggerer restart is no kill (F31); leaked tasks fail every test here."""
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED + "a\n")
+    task = asyncio.create_task(follow())
+    while not follow.lines:  # noqa: ASYNC110 - emit is a plain function
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert job.stops == 0
+
+
+async def test_two_followers_of_the_same_job_end_alike(ray, client, time):
+    """The same trigger runs in two triggerers (F34)."""
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED + "a\n")
+    job.at_each_look(*[becomes("RUNNING")] * 30, becomes("SUCCEEDED", RESULT))
+    one, two = Following(ray, client, time), Following(ray, client, time)
+    outcomes = await asyncio.gather(one(), two())
+    assert outcomes[0] == outcomes[1]
+    assert one.lines == two.lines == ["a"]
+
+
+async def test_progress_is_told_once_for_each_state(follow, ray):
+    job = ray.jobs["a-1"] = FakeJob(status="PENDING", message="Job has not started yet.")
+    job.at_each_look(
+        *[becomes("PENDING")] * 9,
+        *[becomes("RUNNING", message="")] * 9,
+        becomes("RUNNING", STARTED),
+        *[becomes("RUNNING")] * 30,
+        becomes("SUCCEEDED", RESULT),
+    )
+    await follow()
+    assert follow.told == [
+        "job a-1 is PENDING: Job has not started yet.",
+        "job a-1 is RUNNING: it does not run on every host yet",
+        "job a-1 is RUNNING",
+    ]

@@ -1,0 +1,97 @@
+"""The example DAGs parse, and their tasks hang together as a lease wants it."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+from airflow.sdk import DAG
+
+from raytpu_ops import ProvisionTpuSlicesOperator, RayTrainOperator, tpu_slices
+from raytpu_ops.tpu.errors import InvalidSpec
+
+DAGS = Path(__file__).parents[3] / "dags"
+
+
+def load(name: str) -> DAG:
+    spec = importlib.util.spec_from_file_location(name, DAGS / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    made: DAG = getattr(module, name)()
+    return made
+
+
+def test_pipeline_acquires_first_and_releases_last() -> None:
+    dag = load("tpu_train_and_serve")
+
+    assert dag.get_task("provision").is_setup
+    assert dag.get_task("release").is_teardown
+    assert dag.get_task("release").on_failure_fail_dagrun
+    assert dag.get_task("labelled").upstream_task_ids == {"provision"}
+    assert dag.get_task("train").upstream_task_ids == {"labelled"}
+    assert dag.get_task("serve").upstream_task_ids == {"labelled", "train"}
+    assert dag.get_task("evaluate").upstream_task_ids == {"serve"}
+    assert dag.get_task("release").upstream_task_ids == {"provision", "evaluate"}
+
+
+def test_pipeline_is_not_scheduled_and_has_a_form() -> None:
+    dag = load("tpu_train_and_serve")
+
+    assert not dag.timetable.can_be_scheduled
+    assert list(dag.params) == ["backend", "generation", "topology", "slices", "epochs"]
+    with pytest.raises(Exception, match="slices"):
+        dag.params["slices"] = 0
+
+
+def test_step_inside_another_dag_sits_between_its_tasks() -> None:
+    dag = load("tpu_inside_your_dag")
+
+    assert dag.get_task("norms").upstream_task_ids == {"matrices", "labelled"}
+    assert dag.get_task("summarise").upstream_task_ids == {"norms"}
+    assert dag.get_task("release").upstream_task_ids == {"provision", "summarise"}
+
+
+def test_two_leases_in_one_dag() -> None:
+    with DAG("two", schedule=None) as dag:
+        with tpu_slices("v4", topology="2x2x2", backend="local", prefix="a_") as lease:
+            RayTrainOperator(task_id="train_a", lease=lease, train_loop="m:f", storage="/s")
+        with tpu_slices("v4", topology="2x2x1", backend="local", prefix="b_") as lease:
+            RayTrainOperator(task_id="train_b", lease=lease, train_loop="m:f", storage="/s")
+
+    assert dag.get_task("a_release").upstream_task_ids == {"a_provision", "train_a"}
+    assert dag.get_task("b_release").upstream_task_ids == {"b_provision", "train_b"}
+
+
+def test_task_arguments_reach_all_three_tasks() -> None:
+    with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1", backend="local", retries=7):
+        pass
+
+    assert {task.retries for task in dag.tasks} == {7}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"generation": "v4", "topology": "4x4"}, "topology"),
+        ({"generation": "v99", "topology": "4x4"}, "generation"),
+        ({"generation": "v4", "topology": "2x2x2", "num_slices": 0}, "num_slices"),
+        ({"generation": "v4", "topology": "2x2x2", "num_slices": -1}, "num_slices"),
+        ({"generation": "v4", "topology": "2x2x2", "capacity": "cheap"}, "capacity"),
+        ({"generation": "v4", "topology": "2x2x2", "lease_for": -5}, "lease_for"),
+    ],
+)
+def test_a_literal_mistake_is_an_import_error_of_the_dag(arguments: dict[str, object], message: str) -> None:
+    with DAG("d", schedule=None), pytest.raises(InvalidSpec, match=message):
+        ProvisionTpuSlicesOperator(task_id="provision", backend="local", **arguments)  # type: ignore[arg-type]
+
+
+def test_a_templated_value_waits_until_it_is_rendered() -> None:
+    with DAG("d", schedule=None):
+        task = ProvisionTpuSlicesOperator(
+            task_id="provision", generation="{{ params.g }}", topology="nonsense", num_slices="{{ params.n }}"
+        )
+
+    assert task.generation == "{{ params.g }}"

@@ -1,0 +1,113 @@
+"""Triggers: they survive storage, send one event, and stop remote work only for a person."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from airflow._shared.module_loading import import_string
+
+from raytpu_ops.tpu.errors import Preempted
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.triggers.base import FlowTrigger
+from raytpu_ops.triggers.leases import ReleaseSlicesTrigger, SlicesReadyTrigger
+from raytpu_ops.triggers.ray_work import RayJobTrigger, RayServeTrigger
+
+OWNER = Owner(dag_id="d", run_id="r", task_id="t")
+LEASE = SliceLease(
+    id="d-1",
+    owner=OWNER,
+    backend="local",
+    spec=SliceSpec.of("v4", "2x2x2"),
+    ray=RayEndpoint(address="http://127.0.0.1:1"),
+    granted_at=datetime.now(UTC),
+    expires_at=datetime.now(UTC) + timedelta(hours=1),
+)
+COMMON: dict[str, Any] = {"lease": LEASE.to_xcom(), "owner": OWNER.model_dump(mode="json")}
+
+TRIGGERS: list[FlowTrigger] = [
+    SlicesReadyTrigger(**COMMON, by="2030-01-01T00:00:00+00:00", poll_s=1.0),
+    ReleaseSlicesTrigger(**COMMON, by="2030-01-01T00:00:00+00:00"),
+    RayJobTrigger(**COMMON, request={"attempt": {"epoch": 1}}),
+    RayServeTrigger(**COMMON, request={"name": "digits"}),
+]
+
+
+class Probe(FlowTrigger):
+    """A trigger whose flow and state a test chooses; remembers what it stopped."""
+
+    outcome: Callable[[], dict[str, Any]] = staticmethod(lambda: {"answer": 42})
+    state: str | None = "failed"
+    stopped = 0
+
+    async def flow(self, backend: Any) -> dict[str, Any]:
+        return self.outcome()
+
+    async def stop(self, backend: Any) -> None:
+        self.stopped += 1
+
+    async def task_state(self) -> str | None:
+        return self.state
+
+    async def backend(self) -> Any:
+        return None
+
+
+async def events_of(trigger: FlowTrigger) -> list[Any]:
+    return [event.payload async for event in trigger.run()]
+
+
+@pytest.mark.parametrize("trigger", TRIGGERS, ids=lambda trigger: type(trigger).__name__)
+def test_a_trigger_comes_back_from_storage_as_it_was(trigger: FlowTrigger) -> None:
+    path, kwargs = trigger.serialize()
+    again = import_string(path)(**json.loads(json.dumps(kwargs)))
+
+    assert type(again) is type(trigger)
+    assert again.serialize() == (path, kwargs)
+
+
+async def test_a_flow_sends_one_event_with_its_result() -> None:
+    assert await events_of(Probe(**COMMON)) == [{"result": {"answer": 42}}]
+
+
+async def test_a_failure_travels_with_its_class() -> None:
+    def fail() -> dict[str, Any]:
+        raise Preempted("slice a lost a host")
+
+    probe = Probe(**COMMON)
+    probe.outcome = fail
+
+    assert await events_of(probe) == [{"failure_class": "Preempted", "message": "slice a lost a host"}]
+
+
+@pytest.mark.parametrize("state", ["failed", "success", "skipped", "up_for_retry", "scheduled", None])
+async def test_what_a_person_ended_is_stopped(state: str | None) -> None:
+    probe = Probe(**COMMON)
+    probe.state = state
+
+    await probe.on_kill()
+
+    assert probe.stopped == 1
+
+
+@pytest.mark.parametrize("state", ["deferred", "running"])
+async def test_what_lives_on_elsewhere_is_not_stopped(state: str) -> None:
+    probe = Probe(**COMMON)
+    probe.state = state
+
+    await probe.on_kill()
+
+    assert probe.stopped == 0
+
+
+async def test_a_late_kill_after_the_event_stops_nothing() -> None:
+    probe = Probe(**COMMON)
+    await events_of(probe)
+
+    await probe.on_kill()
+
+    assert probe.stopped == 0
