@@ -8,6 +8,7 @@ the demo, ``raytpu ui`` and the integration tests; never part of a deployment.
 from __future__ import annotations
 
 import secrets
+import shutil
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import psutil
 from raytpu_ops.demo.airflow_api import AirflowApi
 from raytpu_ops.demo.airflow_config import USERNAME, Settings, environment, write_config
 from raytpu_ops.demo.guard import Guard
+from raytpu_ops.demo.places import short_temp
 from raytpu_ops.demo.processes import KEEP_ENVIRONMENT_READABLE, end, end_marked, free_port, marked, tail
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured
 
@@ -77,7 +79,9 @@ class AirflowInstance:
             plugins_folder=plugins_folder.absolute() if plugins_folder else None,
             settings=settings or {},
         )
-        extra = {**(env or {}), **KEEP_ENVIRONMENT_READABLE, MARK: self.mark}
+        #: Temporary files of its processes, who forget some of theirs; goes away with them.
+        self.temp = short_temp() / f"rta-{self.mark}"
+        extra = {**(env or {}), **KEEP_ENVIRONMENT_READABLE, "TMPDIR": str(self.temp), MARK: self.mark}
         self.env = environment(self.home, extra)
         self.api = AirflowApi(self.url, self.username, self.password)
         self._components: dict[str, subprocess.Popen[bytes]] = {}
@@ -104,10 +108,11 @@ class AirflowInstance:
         """
         until = time.monotonic() + deadline_s
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
+        self.temp.mkdir(mode=0o700)
         self._guard = Guard(
             marks=[(MARK, self.mark)],
             local_root=self._local_root,
-            folders=self._temporary,
+            folders=[self.temp, *self._temporary],
         )
         try:
             say("making the database")
@@ -180,6 +185,7 @@ class AirflowInstance:
             process.wait(timeout=10)
         self._components.clear()
         left = end_marked(MARK, self.mark)
+        shutil.rmtree(self.temp, ignore_errors=True)
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None

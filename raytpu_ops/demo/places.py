@@ -25,6 +25,11 @@ def example_dags() -> Path:
 
 
 def temporary_folder() -> Path:
-    """A private folder with a short path: Ray puts sockets below it, and their paths may have 107 characters."""
-    short = Path("/tmp")  # noqa: S108  mkdtemp makes a private folder inside it
-    return Path(tempfile.mkdtemp(prefix="rtd-", dir=short if short.is_dir() else None))
+    """A private folder with a short path, for a local backend's root."""
+    return Path(tempfile.mkdtemp(prefix="rtd-", dir=short_temp()))
+
+
+def short_temp() -> Path:
+    """The shortest temp folder there is: Ray's sockets are below it, and their paths may have 107 characters."""
+    short = Path("/tmp")  # noqa: S108  whoever uses it makes a private folder inside
+    return short if short.is_dir() else Path(tempfile.gettempdir())

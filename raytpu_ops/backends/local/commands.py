@@ -53,7 +53,8 @@ _PASSED = (
 _RAY = {
     "RAY_AUTH_MODE": "token",
     "RAY_USAGE_STATS_ENABLED": "0",
-    # A node that starts beside four others on two cores takes longer than the default of 30 s.
+    # For Ray's C++ side on a slow machine. `ray start` itself waits 30 s for its node to register, whatever
+    # this says (ray/_private/node.py, 2.60); a host that is later than that ends, and its log says so.
     "RAY_raylet_start_wait_time_s": "180",
     # How often a host asks for the head, some seconds apart, before it gives up: it starts at the same moment.
     "RAY_NUM_REDIS_GET_RETRIES": "90",

@@ -97,4 +97,8 @@ def test_an_instance_marks_its_processes_and_hides_its_password(tmp_path: Path):
     one, other = (AirflowInstance(tmp_path / name, tmp_path) for name in ("a", "b"))
     assert one.env[MARK] == one.mark != other.mark
     assert one.port != other.port
+    assert one.env["TMPDIR"] != other.env["TMPDIR"]
     assert one.password not in repr(one.api) + "".join(one.env.values())
+    for instance in (one, other):
+        assert instance.stop() == []
+        assert not instance.temp.exists()

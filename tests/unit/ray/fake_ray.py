@@ -51,6 +51,7 @@ class FakeJob:
     tails: deque[Tail] = field(default_factory=deque)
     further_tails: Tail = field(default_factory=Tail)
     stops_needed: int = 1
+    when_stopped: Callable[[FakeJob], None] | None = None
     stops: int = 0
     tail_connections: int = 0
     undecodable: bool = False
@@ -245,7 +246,7 @@ class FakeRay:
             return job
         job.stops += 1
         if job.status not in TERMINAL and job.stops >= job.stops_needed:
-            job.status = "STOPPED"
+            (job.when_stopped or becomes("STOPPED"))(job)
         return web.json_response({"stopped": True})
 
     async def _delete(self, request: web.Request) -> web.Response:
