@@ -39,6 +39,7 @@ class RaySliceJobOperator(RayTpuOperator):
     :param runtime_env: Ray's runtime environment, ``pip`` and the like. (templated)
     :param deadlines: ``labelled``, ``starting`` and ``running``, each a ``timedelta`` or seconds.
     :param poll_interval: seconds between two looks at the job.
+    :param multiple_outputs: each field of the result is an XCom too: ``train.output["checkpoint"]``.
     """
 
     template_fields: Sequence[str] = ("lease", "working_dir", "num_slices", "env", "runtime_env")
@@ -54,9 +55,10 @@ class RaySliceJobOperator(RayTpuOperator):
         runtime_env: dict[str, Any] | None = None,
         deadlines: Deadlines | dict[str, Any] | None = None,
         poll_interval: float = 2.0,
+        multiple_outputs: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(multiple_outputs=multiple_outputs, **kwargs)
         self.lease = lease
         self.working_dir = working_dir
         self.num_slices = num_slices

@@ -37,6 +37,7 @@ class RayServeOperator(RayTpuOperator):
     :param runtime_env: Ray's runtime environment. (templated)
     :param deadlines: ``labelled`` and ``starting``, each a ``timedelta`` or seconds.
     :param poll_interval: seconds between two looks.
+    :param multiple_outputs: each field of the result is an XCom too: ``serve.output["url"]``.
     :return: ``application``, ``url``, ``route_prefix``, ``deployments`` and ``lease_id``.
     """
 
@@ -64,9 +65,10 @@ class RayServeOperator(RayTpuOperator):
         runtime_env: dict[str, Any] | None = None,
         deadlines: Deadlines | dict[str, Any] | None = None,
         poll_interval: float = 1.0,
+        multiple_outputs: bool = True,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        super().__init__(multiple_outputs=multiple_outputs, **kwargs)
         self.lease = lease
         self.app = app
         self.args = args
