@@ -130,18 +130,19 @@ def cost_table(lines: Sequence[PhaseCost]) -> Table:
 
 def host_table(workers: Sequence[dict[str, Any]]) -> Table:
     """The hosts that trained: which slice, which host of it, and what JAX was told about the slices."""
-    table = Table(title="Slices and hosts that were reserved for training", title_justify="left")
-    for name in ("slice", "worker", "rank", "address", "MEGASCALE slice", "coordinator"):
-        table.add_column(name, overflow="fold")
+    table = Table(
+        title="Slices and hosts that were reserved for training", title_justify="left", box=None, pad_edge=False
+    )
+    table.add_column("slice", overflow="fold")
+    for name in ("worker", "address", "MEGASCALE"):
+        table.add_column(name, no_wrap=True)
     for worker in sorted(workers, key=lambda w: (str(w.get("slice")), int(w.get("worker_id") or 0))):
         mega = {str(k).upper().removeprefix("MEGASCALE_"): v for k, v in (worker.get("megascale") or {}).items()}
         table.add_row(
             str(worker.get("slice")),
             str(worker.get("worker_id")),
-            str(worker.get("rank")),
             str(worker.get("address") or worker.get("ip") or ""),
             f"{mega.get('SLICE_ID', '-')} of {mega.get('NUM_SLICES', '-')}",
-            str(mega.get("COORDINATOR_ADDRESS", "-")),
         )
     return table
 

@@ -37,15 +37,20 @@ def wait_for(gate: str, lines: int = 0) -> str:
 
 def train(config: dict[str, Any]) -> None:
     """Count to four with a checkpoint each; a run that was not resumed waits at the gate after the second."""
-    import jax.numpy as jnp
+    import numpy as np
 
     from raytpu_ops.runtime import current_run
 
     run = current_run()
-    restored = run.restore({"count": jnp.zeros(())})
-    first, state = (1, {"count": jnp.zeros(())}) if restored is None else (restored[0] + 1, restored[1])
+    restored = run.restore({"count": np.zeros(())})
+    first, state = (1, {"count": np.zeros(())}) if restored is None else (restored[0] + 1, restored[1])
     for step in range(first, 5):
         state = {"count": state["count"] + 1}
         run.report({"count": float(state["count"])}, step=step, state=state)
         if step == 2 and restored is None:
             wait_for(config["gate"])
+
+
+def wait_for_ever() -> None:
+    """Wait for a gate that nobody opens."""
+    wait_for("/nonexistent/gate")

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+import threading
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param
 
-from raytpu_ops import RayServeOperator, RayTpuJobOperator, RayTrainOperator, tpu_slices
+from raytpu_ops import (
+    ProvisionTpuSlicesOperator,
+    RayServeOperator,
+    RayTpuJobOperator,
+    RayTrainOperator,
+    ReleaseTpuSlicesOperator,
+    TpuSlicesReadySensor,
+    tpu_slices,
+)
 
 CODE = str(Path(__file__).parent)
 COMMON: dict[str, Any] = {
@@ -98,3 +107,28 @@ with DAG("case_serve", params={"lease": Param({}, type="object"), "app": Param("
         deadlines=DEADLINES,
         retries=0,
     )
+
+
+class LingersOnce(ProvisionTpuSlicesOperator):
+    """Its first try has made everything and told nobody when it is killed."""
+
+    def execute(self, context: Any) -> dict[str, Any]:
+        lease = super().execute(context)
+        if context["ti"].try_number == 1:
+            print("lingering")
+            threading.Event().wait(600)
+        return lease
+
+
+with DAG("case_killed_provision", **COMMON):
+    provision = LingersOnce(task_id="provision", generation="v4", topology="2x2x1", backend="local")
+    release = ReleaseTpuSlicesOperator(task_id="release", lease=provision.output)
+    with release.as_teardown(setups=provision, on_failure_fail_dagrun=True):
+        labelled = TpuSlicesReadySensor(task_id="labelled", lease=provision.output, deadlines=DEADLINES)
+        RayTpuJobOperator(
+            task_id="job",
+            lease=labelled.output,
+            function="case_code:hello",
+            working_dir=CODE,
+            deadlines=DEADLINES,
+        )
