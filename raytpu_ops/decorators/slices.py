@@ -7,6 +7,8 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.standard.operators.empty import EmptyOperator
+
 from raytpu_ops.operators.tpu_slices import ProvisionTpuSlicesOperator, ReleaseTpuSlicesOperator
 from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
 from raytpu_ops.tpu.deadlines import Deadlines
@@ -33,16 +35,17 @@ def tpu_slices(
 ) -> Iterator[XComArg]:
     """Slices for the tasks of the ``with`` body, acquired before them and released after them.
 
-    Expands to the tasks ``provision`` (setup), ``labelled`` and ``release`` (teardown). The release
-    runs whatever became of the body; the run's state is the body's state, and a release that
-    leaves something behind fails the run.
+    Expands to the tasks ``provision`` (setup), ``labelled``, ``release`` (teardown) and ``released``.
+    The release runs whatever became of the body, and does not colour the run: a run whose body
+    failed is red however well its release went. ``released`` is an empty task behind the release,
+    by which a release that leaves something behind makes the run red too.
 
     :param generation: ``v6e``, ``v4`` … ; see :class:`ProvisionTpuSlicesOperator` for this and the
         parameters up to ``lease_for``.
     :param deadlines: for the phases of the lease: ``labelled`` and ``releasing``.
     :param deferrable: wait in the triggerer.
     :param prefix: put before the three task ids, for a second lease in one DAG.
-    :param task_args: arguments of all three tasks, such as ``retries``.
+    :param task_args: arguments of all these tasks, such as ``retries``.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
     """
     Deadlines.of(deadlines)
@@ -69,7 +72,9 @@ def tpu_slices(
         deferrable=deferrable,
         **task_args,
     )
-    with release.as_teardown(setups=provision, on_failure_fail_dagrun=True):
+    # Not on_failure_fail_dagrun: with it Airflow counts the teardown as the run's only leaf, and a
+    # release that succeeds would hide work that failed (airflow/models/dagrun.py, is_effective_leaf).
+    with release.as_teardown(setups=provision):
         labelled = TpuSlicesReadySensor(
             task_id=f"{prefix}labelled",
             lease=provision.output,
@@ -78,3 +83,4 @@ def tpu_slices(
             **task_args,
         )
         yield labelled.output
+    release >> EmptyOperator(task_id=f"{prefix}released", **task_args)

@@ -73,7 +73,9 @@ class Run:
         return asyncio.run(ask())
 
     def until_at_gate(self) -> None:
-        self.until(lambda: self._no_verdict_yet() and: "waiting at the gate" in self._job_output(), "the job waits at the gate")
+        self.until(
+            lambda: self._no_verdict_yet() and "waiting at the gate" in self._job_output(), "the job waits at the gate"
+        )
 
     def until(self, holds: Callable[[], Any], what: str) -> None:
         eventually(holds, what, limit_s=LIMIT_S)

@@ -58,6 +58,7 @@ def test_a_run_whose_work_failed_is_red_and_its_slices_are_gone(airflow_instance
         "labelled": "success",
         "job": "failed",
         "release": "success",
+        "released": "success",
     }
     assert nothing_is_left()
 
@@ -101,5 +102,5 @@ def test_a_run_marked_failed_by_hand_still_releases(airflow_instance: AirflowIns
     api.mark_run(dag, run, "failed")
     api.wait_task(dag, run, "release", deadline_s=LIMIT_S, states=["success"])
 
-    assert api.run(dag, run)["state"] == "failed"
+    assert api.wait_run(dag, run, deadline_s=LIMIT_S)["state"] == "failed"
     assert nothing_is_left()

@@ -123,7 +123,7 @@ class LingersOnce(ProvisionTpuSlicesOperator):
 with DAG("case_killed_provision", **COMMON):
     provision = LingersOnce(task_id="provision", generation="v4", topology="2x2x1", backend="local")
     release = ReleaseTpuSlicesOperator(task_id="release", lease=provision.output)
-    with release.as_teardown(setups=provision, on_failure_fail_dagrun=True):
+    with release.as_teardown(setups=provision):
         labelled = TpuSlicesReadySensor(task_id="labelled", lease=provision.output, deadlines=DEADLINES)
         RayTpuJobOperator(
             task_id="job",

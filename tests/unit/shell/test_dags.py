@@ -29,7 +29,8 @@ def test_pipeline_acquires_first_and_releases_last() -> None:
 
     assert dag.get_task("provision").is_setup
     assert dag.get_task("release").is_teardown
-    assert dag.get_task("release").on_failure_fail_dagrun
+    assert not dag.get_task("release").on_failure_fail_dagrun
+    assert dag.get_task("released").upstream_task_ids == {"release"}
     assert dag.get_task("labelled").upstream_task_ids == {"provision"}
     assert dag.get_task("train").upstream_task_ids == {"labelled"}
     assert dag.get_task("serve").upstream_task_ids == {"labelled", "train"}
@@ -65,7 +66,7 @@ def test_two_leases_in_one_dag() -> None:
     assert dag.get_task("b_release").upstream_task_ids == {"b_provision", "train_b"}
 
 
-def test_task_arguments_reach_all_three_tasks() -> None:
+def test_task_arguments_reach_every_task_of_the_lease() -> None:
     with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1", backend="local", retries=7):
         pass
 
