@@ -1,0 +1,175 @@
+"""The first tier of the testbed: a real API server with KubeRay and the TPU webhook, up in seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `cluster`")
+
+from kubernetes.client import ApiException
+from kubernetes.dynamic.exceptions import DynamicApiError
+from urllib3.exceptions import MaxRetryError, ProtocolError
+
+from tests.cluster.manifests import ray_cluster
+from tests.cluster.traces import Traces, alive, assert_gone, owned_by_another, processes_of
+from tests.testbed import layout as runs
+from tests.testbed.client import Testbed, TestbedFailed
+from tests.testbed.faults import KubernetesFaults, wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+
+
+def apply(testbed: KubernetesFaults, manifest: dict[str, Any], *, dry_run: bool = True) -> str:
+    """Server-side apply; what the API server says against it, or nothing."""
+    resource = testbed.dynamic.resources.get(api_version=manifest["apiVersion"], kind=manifest["kind"])
+    metadata = manifest["metadata"]
+    try:
+        resource.server_side_apply(
+            body=manifest,
+            name=metadata["name"],
+            namespace=metadata["namespace"],
+            field_manager="test",
+            query_params=[("dryRun", "All")] if dry_run else [],
+        )
+    except DynamicApiError as error:
+        return f"{error.status} {json.loads(error.body)['message']}"
+    return ""
+
+
+def test_kuberays_definitions_take_a_cluster_and_refuse_nonsense(control_plane: Testbed) -> None:
+    assert apply(control_plane, ray_cluster("right")) == ""
+    wrong = ray_cluster("wrong")
+    wrong["spec"]["workerGroupSpecs"][0]["numOfHost"] = 2
+    assert ".numOfHost: field not declared in schema" in apply(control_plane, wrong)
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "topology", "chips", "hosts"),
+    [
+        ("tpu-v4-podslice", "2x2x1", 4, 1),
+        ("tpu-v5-lite-podslice", "2x4", 4, 2),
+        ("tpu-v6e-slice", "2x4", 8, 1),
+        ("tpu7x", "4x4x4", 4, 16),
+    ],
+)
+def test_the_tpu_webhook_takes_the_right_number_of_hosts_and_no_other(
+    control_plane: Testbed, accelerator: str, topology: str, chips: int, hosts: int
+) -> None:
+    shape = {"accelerator": accelerator, "topology": topology, "chips": chips}
+    assert apply(control_plane, ray_cluster("shape", hosts=hosts, **shape)) == ""  # type: ignore[arg-type]
+    refused = apply(control_plane, ray_cluster("shape", hosts=hosts + 1, **shape))  # type: ignore[arg-type]
+    assert "Number of workers in worker group not equal to specified topology" in refused
+
+
+def test_a_cluster_without_the_webhooks_label_passes_it_by(control_plane: Testbed) -> None:
+    unlabelled = ray_cluster("unlabelled", hosts=5)
+    del unlabelled["metadata"]["labels"]
+    assert apply(control_plane, unlabelled) == ""
+
+
+def test_a_webhook_that_is_down_fails_the_create_by_name(control_plane: Testbed) -> None:
+    with control_plane.webhook_down():
+        assert "failed calling webhook" in apply(control_plane, ray_cluster("right"))
+    assert apply(control_plane, ray_cluster("right")) == ""
+
+
+def test_answers_429_500_and_410_come_from_the_proxy_and_are_counted(control_plane: Testbed) -> None:
+    for status in (429, 500):
+        with control_plane.api_fault("status", method="GET", path="/namespaces$", status=status, times=1) as counts:
+            with pytest.raises(ApiException) as caught:
+                control_plane.core.list_namespace()
+            assert caught.value.status == status
+            control_plane.core.list_namespace()
+            assert counts() == {"matched": 2, "hits": 1}
+    with control_plane.api_fault("gone", path="/namespaces"), pytest.raises(ApiException) as caught:
+        control_plane.core.list_namespace()
+    assert caught.value.status == 410
+
+
+def test_an_answer_can_be_lost_after_the_object_was_made(control_plane: Testbed) -> None:
+    with control_plane.api_fault("lost", method="POST", path="/namespaces", times=1), pytest.raises(ProtocolError):
+        control_plane.core.create_namespace({"metadata": {"name": "lost"}})
+    assert control_plane.core.read_namespace("lost").metadata.name == "lost"
+
+
+def test_watches_break_when_they_are_cut(control_plane: Testbed) -> None:
+    watch = control_plane.core.list_namespace(watch=True, _preload_content=False)
+    lines = watch.stream()
+    assert json.loads(next(lines).split(b"\n")[0])["type"] == "ADDED"
+    assert control_plane.cut_watches() >= 1
+    with pytest.raises(ProtocolError):
+        for _ in lines:
+            pass
+
+
+def test_the_api_server_goes_and_comes_back_with_all_it_knew(control_plane: Testbed) -> None:
+    control_plane.core.create_namespace({"metadata": {"name": "kept"}})
+    with control_plane.api_down(), pytest.raises(MaxRetryError, match="refused"):
+        control_plane.core.list_namespace()
+    assert "kept" in {one.metadata.name for one in control_plane.core.list_namespace().items}
+
+
+def test_a_finalizer_holds_an_object_until_it_is_let_go(control_plane: Testbed) -> None:
+    assert apply(control_plane, ray_cluster("held"), dry_run=False) == ""
+    resource = control_plane.dynamic.resources.get(api_version="ray.io/v1", kind="RayCluster")
+    with control_plane.held("ray.io/v1", "RayCluster", "held", "default"):
+        resource.delete(name="held", namespace="default")
+        assert resource.get(name="held", namespace="default").metadata.deletionTimestamp
+    wait_until(lambda: control_plane.count("ray.io/v1", "RayCluster") == 0, 60, "the RayCluster is still there")
+
+
+def test_requests_are_recorded(control_plane: Testbed) -> None:
+    control_plane.requests(forget=True)
+    control_plane.core.list_node()
+    assert [(one["method"], one["target"], one["status"]) for one in control_plane.requests()] == [
+        ("GET", "/api/v1/nodes", 200)
+    ]
+
+
+def test_a_control_plane_alone_says_that_it_has_no_nodes(control_plane: Testbed) -> None:
+    with pytest.raises(TestbedFailed, match="control plane alone"):
+        control_plane.add_pools("cpu")
+
+
+def test_two_runs_never_meet(control_plane: Testbed) -> None:
+    with Testbed.up(control_plane=True) as other:
+        other.core.create_namespace({"metadata": {"name": "only-here"}})
+        assert other.server != control_plane.server
+        assert "only-here" not in {one.metadata.name for one in control_plane.core.list_namespace().items}
+    assert control_plane.core.list_namespace().items
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_a_run_ends_with_its_owner_however_that_ends(control_plane: Testbed, how: signal.Signals) -> None:
+    before = Traces.now()
+    with owned_by_another() as (owner, testbed):
+        processes = processes_of(testbed)
+        assert len(processes) > 5
+        owner.send_signal(how)
+        assert_gone(testbed, processes)
+    assert Traces.now() == before
+
+
+def test_a_killed_keeper_takes_all_processes_along_and_the_next_up_clears_the_rest(control_plane: Testbed) -> None:
+    with owned_by_another() as (_, testbed):
+        processes = processes_of(testbed)
+        os.kill(testbed.layout.state()["keeper"], signal.SIGKILL)
+        wait_until(lambda: not alive(processes), 60, lambda: f"left: {alive(processes)}")
+        assert testbed.layout.id in runs.sweep()
+        assert not testbed.layout.root.exists()
+        assert control_plane.layout.root.exists()  # a live one is left alone
+
+
+def test_down_is_quick() -> None:
+    testbed = Testbed.up(control_plane=True)
+    processes = processes_of(testbed)
+    began = time.monotonic()
+    testbed.down()
+    assert time.monotonic() - began < 30
+    assert_gone(testbed, processes)

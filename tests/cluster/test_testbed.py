@@ -1,0 +1,104 @@
+"""The whole of it once: five nodes, KubeRay, Ray on two slices of two hosts, and nothing left after it."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `cluster`")
+
+from tests.cluster.manifests import TOKEN, plain_pod, ray_cluster, token_secret
+from tests.cluster.traces import Traces, assert_gone, owned_by_another, processes_of
+from tests.testbed import parts
+from tests.testbed.client import Testbed
+from tests.testbed.faults import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+
+def ray_labels(testbed: Testbed, cluster: str) -> dict[str, tuple[str, str]]:
+    """Address of each labelled host -> slice and worker id, as Ray itself says."""
+    status, body = testbed.proxied("default", f"{cluster}-head-svc:dashboard", "api/v0/nodes?detail=1", TOKEN)
+    if status != 200:
+        return {}
+    nodes = (json.loads(body).get("data") or {}).get("result", {}).get("result", [])
+    return {
+        one["node_ip"]: (one["labels"]["ray.io/tpu-slice-name"], one["labels"]["ray.io/tpu-worker-id"])
+        for one in nodes
+        if one["state"] == "ALIVE" and "ray.io/tpu-slice-name" in one["labels"]
+    }
+
+
+@pytest.fixture(autouse=True)
+def _built() -> None:
+    reason = parts.missing(nodes=True, kueue=False)
+    if reason or not all(one.built() for one in parts.wanted(nodes=True, kueue=False)):
+        pytest.skip(reason or "not built yet: run `python -m tests.testbed build`")
+
+
+def test_sigkill_of_the_owner_ends_nodes_and_pods_too() -> None:
+    before = Traces.now()
+    with owned_by_another("cpu") as (owner, testbed):
+        testbed.core.create_namespaced_pod("default", plain_pod("busy"))
+        wait_until(
+            lambda: testbed.core.read_namespaced_pod("busy", "default").status.phase == "Running", 60, "it does not run"
+        )
+        processes = processes_of(testbed)
+        assert any("sleep" in one.name() for one in processes)
+        owner.kill()
+        assert_gone(testbed, processes)
+    assert Traces.now() == before
+
+
+def test_ray_labels_two_slices_through_the_api_server_and_nothing_is_left(capsys: pytest.CaptureFixture[str]) -> None:
+    before = Traces.now()
+    times = {}
+
+    began = time.monotonic()
+    testbed = Testbed.up("cpu", "v4-2x2x2*2")
+    times["up, five nodes"] = time.monotonic() - began
+    try:
+        processes = processes_of(testbed)
+
+        began = time.monotonic()
+        testbed.core.create_namespaced_secret("default", token_secret("demo"))
+        clusters = testbed.dynamic.resources.get(api_version="ray.io/v1", kind="RayCluster")
+        clusters.create(body=ray_cluster("demo"), namespace="default")
+        labels = wait_until(
+            lambda: found if len(found := ray_labels(testbed, "demo")) == 4 else None,
+            900,
+            lambda: f"labelled so far: {ray_labels(testbed, 'demo')}",
+            interval=0.5,
+        )
+        times["RayCluster to labelled"] = time.monotonic() - began
+
+        assert sorted(labels.values()) == [(f"slices-{one}", str(host)) for one in (0, 1) for host in (0, 1)]
+        pods = testbed.core.list_namespaced_pod("default", label_selector="ray.io/node-type=worker").items
+        pool_of_slice: dict[str, set[str]] = {}
+        for pod in pods:
+            name, _ = labels[pod.status.pod_ip]
+            pool_of_slice.setdefault(name, set()).add(pod.spec.node_name.rsplit("-", 1)[0])
+        assert sorted(pool_of_slice.values(), key=min) == [{"v4-2x2x2-0"}, {"v4-2x2x2-1"}]
+        status, _ = testbed.proxied("default", "demo-head-svc:dashboard", "api/v0/nodes")
+        assert status == 401  # without Ray's own token
+        processes = processes_of(testbed)
+        assert any("raylet" in one.name() for one in processes)
+
+        began = time.monotonic()
+        clusters.delete(name="demo", namespace="default", body={"propagationPolicy": "Foreground"})
+        wait_until(
+            lambda: not testbed.count("ray.io/v1", "RayCluster") and not testbed.count("v1", "Pod", "ray.io/cluster"),
+            180,
+            "the RayCluster or a pod of it is left",
+        )
+        times["foreground deletion"] = time.monotonic() - began
+    finally:
+        began = time.monotonic()
+        testbed.down()
+        times["down"] = time.monotonic() - began
+    assert_gone(testbed, processes)
+    assert Traces.now() == before
+    with capsys.disabled():
+        print("\n" + ", ".join(f"{what} {seconds:.1f} s" for what, seconds in times.items()))
