@@ -104,15 +104,15 @@ class _Tasks:
         self._died: list[Died] = []
 
     def wait_started(self) -> None:
-        """Until it runs on every host, or one has ended already."""
-        while not self._take(timeout=0.0):
-            if self._session.ledger.count("worker") == len(self.places):
-                break
+        """Until it runs on every host, or has failed on one; some may have ended by then."""
+        while self._session.ledger.count("worker") < len(self.places):
+            if self._take(timeout=0.0) and (self._raised or self._died):
+                return
             if time.monotonic() > self._session.until:
                 raise self._not_started()
             time.sleep(_LOOK_S)  # the store on Ray's head cannot be waited on
-        if not self._raised and not self._died:
-            emit(Event(event="started", data={"hosts": [_host_words(host) for host in self.places]}))
+        hosts = [_host_words(host) for host in self.places]
+        emit(Event(event="started", data={"at": datetime.now(UTC).isoformat(), "hosts": hosts}))
 
     def wait_all(self) -> dict[int, dict[str, Any]]:
         """Until every host has ended well; the answers by rank.
@@ -131,6 +131,8 @@ class _Tasks:
         """Take the answers that are there, at least one within the timeout; how many came."""
         import ray
 
+        if not self._pending:
+            return 0
         done, self._pending = ray.wait(self._pending, num_returns=1, timeout=timeout, fetch_local=True)
         for ref in done:
             self._take_one(ref)

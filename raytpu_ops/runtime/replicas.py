@@ -239,9 +239,8 @@ class SliceReplica(_Answering):
             try:
                 await asyncio.wait_for(asyncio.gather(*pings), _PING_S)
             except Exception as error:
-                raise RuntimeError(
-                    f"a worker of {self._hosts[0].slice_name} does not answer: {last_line(error)}"
-                ) from error
+                name = self._hosts[0].slice_name
+                raise RuntimeError(f"a worker of {name} does not answer: {last_line(error)}") from error
 
     def _release(self) -> None:
         import ray

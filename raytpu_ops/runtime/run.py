@@ -80,9 +80,8 @@ class CurrentRun:
             import orbax.checkpoint as ocp
 
             if not self.checkpoints.save(step, args=ocp.args.StandardSave(state)):
-                raise Misconfigured(
-                    f"step {step} was not saved: the last one saved is {self.checkpoints.latest_step()}"
-                )
+                last = self.checkpoints.latest_step()
+                raise Misconfigured(f"step {step} was not saved: step {last} is, and steps must grow")
             self._saved = step
         self._history = [*self._history, {"step": step, **plain(metrics, "metrics")}][-_HISTORY:]
         self._tell()

@@ -94,9 +94,7 @@ def slice_app(
 
     slices = spec or _slices.get(None)
     if slices is None:
-        raise InvalidSpec(
-            "slice_app: spec is missing; only an app that RayServeOperator builds knows its lease's slices"
-        )
+        raise InvalidSpec("spec: is missing; only an app that RayServeOperator builds knows the slices of its lease")
     if not 1 <= num_replicas <= slices.num_slices:
         raise InvalidSpec(
             f"num_replicas: each replica takes a slice, and there are {slices.num_slices}; got {num_replicas}"

@@ -46,15 +46,14 @@ def run_train(work: TrainWork, session: Session) -> dict[str, Any]:
     workers: list[dict[str, Any]] = []
     while not fit.over.wait(None if workers else _LOOK_S):
         if session.ledger.count("worker") == work.spec.hosts:
-            workers = _workers(session)
-            emit(Event(event="started", data={"workers": _public(workers)}))
+            workers = _say_started(session)
         elif session.waited_s > work.start_timeout_s:
             session.last_lines(work.spec.hosts)
             raise _not_started(work, session)
     session.last_lines(work.spec.hosts)
     if fit.error is not None:
         raise _judged(fit.error, work, session) from fit.error
-    return _result(work, session, workers or _workers(session))
+    return _result(work, session, workers or _say_started(session))
 
 
 class _Fit:
@@ -117,6 +116,12 @@ def _trainer(work: TrainWork, session: Session) -> Any:
 
 def _workers(session: Session) -> list[dict[str, Any]]:
     return sorted(session.ledger.read("worker").values(), key=lambda record: int(record["rank"]))
+
+
+def _say_started(session: Session) -> list[dict[str, Any]]:
+    workers = _workers(session)
+    emit(Event(event="started", data={"at": datetime.now(UTC).isoformat(), "workers": _public(workers)}))
+    return workers
 
 
 def _public(workers: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -143,10 +143,10 @@ def test_a_task_killed_in_training_is_adopted_by_its_retry(
     assert [host["value"] for host in run.result["hosts"]] == ["through", "through"]
 
 
-def test_a_deferred_job_marked_failed_is_stopped(
-    airflow_instance: AirflowInstance, local_slice: Leased, gate: Path
+def test_a_job_marked_failed_by_hand_is_stopped(
+    airflow_instance: AirflowInstance, local_slice: Leased, gate: Path, mode: str
 ) -> None:
-    run = Run(airflow_instance, local_slice, "case_job_deferred", function="case_code:wait_for", args=[str(gate)])
+    run = Run(airflow_instance, local_slice, f"case_job_{mode}", function="case_code:wait_for", args=[str(gate)])
     run.until_at_gate()
 
     run.api.mark_task(run.dag_id, run.id, "job", "failed")
