@@ -15,12 +15,12 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from raytpu_ops.backends.base import Backend
-from raytpu_ops.flows.leases import Say, reach, wait_whole
+from raytpu_ops.flows.leases import Say, reach, stands, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_job
 from raytpu_ops.ray.states import JobInfo, JobStatus, JobSubmission
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
-from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable, error_for
+from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.naming import submission_id, submission_prefix
 from raytpu_ops.tpu.work import ENTRYPOINT, WORK_VARIABLE
@@ -57,7 +57,6 @@ class JobRequest(BaseModel):
     :param attempt: the submission.
     :param work: the work's JSON, as ``tpu/work.py`` wrote it.
     :param runtime_env: Ray's runtime environment; the work joins its ``env_vars``.
-    :param num_cpus: logical CPUs that the driver holds.
     :param labelled_by: when the slices must be whole, UTC.
     :param starting: how long from submission until the work runs on every host.
     :param running: how long the work may then take.
@@ -69,7 +68,6 @@ class JobRequest(BaseModel):
     attempt: Attempt
     work: str
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    num_cpus: float = 0
     labelled_by: datetime
     starting: timedelta
     running: timedelta
@@ -83,7 +81,6 @@ class JobRequest(BaseModel):
             entrypoint=ENTRYPOINT,
             runtime_env={**self.runtime_env, "env_vars": env_vars},
             metadata={"raytpu-owner": self.attempt.owner.key, "raytpu-lease": lease.id},
-            entrypoint_num_cpus=self.num_cpus,
         )
 
 
@@ -112,11 +109,16 @@ async def begin(backend: Backend, lease: SliceLease, owner: Owner, epoch: int, *
 async def _stop_older_epochs(client: RayClient, owner: Owner, epoch: int, say: Say) -> None:
     """What an older epoch left running holds the slices, and nobody waits for it any more."""
     current = submission_prefix(owner, epoch)
-    for job in await client.jobs():
-        name = job.submission_id
-        if name.startswith(submission_prefix(owner)) and not name.startswith(current) and not job.status.is_terminal:
+    for name in await _under_way(client, submission_prefix(owner)):
+        if not name.startswith(current):
             say(f"Stopping {name}: the task was cleared since")
             await client.stop_until_terminal(name, datetime.now(UTC) + STOP_WITHIN)
+
+
+async def _under_way(client: RayClient, prefix: str) -> list[str]:
+    """Submissions that begin so and are not over."""
+    jobs = await client.jobs()
+    return [job.submission_id for job in jobs if job.submission_id.startswith(prefix) and not job.status.is_terminal]
 
 
 async def run_job(
@@ -142,10 +144,6 @@ async def run_job(
         await client.submit_job(request.submission(lease))
         return await client.job(name)
 
-    async def slices_whole() -> bool:
-        report = await backend.observe(lease)
-        return not report.broken and report.fatal is None
-
     async with backend.ray(lease) as client:
         job = await reach(backend, lease, lambda: _submitted(client, request.attempt), by=by, say=say)
         if job is None:
@@ -162,13 +160,12 @@ async def run_job(
             running=request.running,
             emit=emit,
             on_progress=say,
-            slices_whole=slices_whole,
+            slices_whole=lambda: stands(backend, lease),
             skip_lines=skip_lines,
             poll_s=request.poll_s,
         )
-    verdict = outcome.verdict
-    if verdict.failure_class is not None:
-        raise error_for(verdict.failure_class, verdict.message)
+    if (error := outcome.verdict.error()) is not None:
+        raise error
     return {**(outcome.result or {}), "submission_id": name, "lease_id": lease.id}
 
 
@@ -199,10 +196,9 @@ async def stop_epoch(
     stopped = []
     try:
         async with backend.ray(lease) as client:
-            for job in await client.jobs():
-                if job.submission_id.startswith(current) and not job.status.is_terminal:
-                    end = await client.stop_until_terminal(job.submission_id, datetime.now(UTC) + within)
-                    stopped.append(f"{job.submission_id}: {end.status_word if end else 'gone'}")
+            for name in await _under_way(client, current):
+                end = await client.stop_until_terminal(name, datetime.now(UTC) + within)
+                stopped.append(f"{name}: {end.status_word if end else 'gone'}")
     except RemoteUnavailable:
         report = await backend.observe(lease)
         if report.fatal is None:

@@ -32,19 +32,17 @@ async def wait_whole(
     :raises Preempted: Ray's head is gone, or slices broke more than :data:`MAX_REPAIRS` times.
     :raises DeadlineExceeded: naming every host that is missing.
     """
-    for _ in range(MAX_REPAIRS):
-        report = await _whole_or_broken(backend, lease, by=by, say=say, poll_s=poll_s)
-        if report.ready:
-            return lease, report
+    repairs = 0
+    while not (report := await _whole_or_broken(backend, lease, by=by, say=say, poll_s=poll_s)).ready:
+        if repairs == MAX_REPAIRS:
+            raise Preempted(
+                f"lease {lease.id}: slices were replaced {MAX_REPAIRS} times and broke again: {report.describe()}. "
+                "Try another zone or kind of capacity."
+            )
         say(f"Replacing {', '.join(report.broken)}: {report.describe()}")
         lease = await backend.repair(lease)
-    report = await _whole_or_broken(backend, lease, by=by, say=say, poll_s=poll_s)
-    if report.ready:
-        return lease, report
-    raise Preempted(
-        f"lease {lease.id}: slices were replaced {MAX_REPAIRS} times and broke again: {report.describe()}. "
-        "Try another zone or kind of capacity."
-    )
+        repairs += 1
+    return lease, report
 
 
 async def _whole_or_broken(backend: Backend, lease: SliceLease, *, by: datetime, say: Say, poll_s: float) -> Readiness:
@@ -57,6 +55,12 @@ async def _whole_or_broken(backend: Backend, lease: SliceLease, *, by: datetime,
 
     decider = Wait(f"lease {lease.id}", judge, deadline=by, phase=Phase.LABELLED, poll_s=poll_s, on_progress=say)
     return await wait_async(lambda: backend.observe(lease), decider)
+
+
+async def stands(backend: Backend, lease: SliceLease) -> bool:
+    """Whether what runs on the lease still has all its hosts; one that is only late counts as there."""
+    report = await backend.observe(lease)
+    return not report.broken and report.fatal is None
 
 
 async def reach(

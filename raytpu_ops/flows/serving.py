@@ -8,7 +8,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from raytpu_ops.backends.base import Backend
-from raytpu_ops.flows.leases import Say, reach, wait_whole
+from raytpu_ops.flows.leases import Say, reach, stands, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_serve
 from raytpu_ops.ray.states import ServeStatus
@@ -71,17 +71,12 @@ async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, 
     async with backend.ray(lease) as client:
         lease, _ = await wait_whole(backend, lease, by=request.labelled_by, say=say)
         await reach(backend, lease, lambda: _deploy(client, lease, request, say), by=request.running_by, say=say)
-
-        async def slices_whole() -> bool:
-            report = await backend.observe(lease)
-            return not report.broken and report.fatal is None
-
         application = await follow_serve(
             client,
             request.name,
             until=request.running_by,
             on_progress=say,
-            slices_whole=slices_whole,
+            slices_whole=lambda: stands(backend, lease),
             poll_s=request.poll_s,
         )
     base = lease.ray.serve_address or ""

@@ -15,7 +15,23 @@ LINES_KEY = "log_lines"
 NOTE_EVERY_S = 5.0
 
 
-class RayJobTrigger(FlowTrigger):
+class RequestTrigger(FlowTrigger):
+    """A flow with a request of its own.
+
+    :param request: the request, as plain JSON.
+    """
+
+    def __init__(self, *, lease: dict[str, Any], owner: dict[str, Any], request: dict[str, Any]) -> None:
+        super().__init__(lease=lease, owner=owner)
+        self.request = request
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class's path and its arguments, as plain JSON."""
+        path, kwargs = super().serialize()
+        return path, {**kwargs, "request": self.request}
+
+
+class RayJobTrigger(RequestTrigger):
     """Runs a job to its end, its lines in the task's log.
 
     A triggerer that takes over goes on after the last line that was noted, so a restart neither
@@ -24,23 +40,18 @@ class RayJobTrigger(FlowTrigger):
     :param request: the :class:`~raytpu_ops.flows.jobs.JobRequest`, as plain JSON.
     """
 
-    def __init__(self, *, lease: dict[str, Any], owner: dict[str, Any], request: dict[str, Any]) -> None:
-        super().__init__(lease=lease, owner=owner)
-        self.request = request
-        self._lines = 0
-        self._noted = 0
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class's path and its arguments, as plain JSON."""
-        path, kwargs = super().serialize()
-        return path, {**kwargs, "request": self.request}
+    #: Lines of the job that are in the task's log, and how many of them were noted last.
+    _lines = 0
+    _noted = 0
+    _submission_id = ""
 
     async def flow(self, backend: Backend) -> dict[str, Any]:
         """The job's result."""
         from raytpu_ops.flows.jobs import JobRequest, run_job
 
         request = JobRequest.model_validate(self.request)
-        self._lines = self._noted = await asyncio.to_thread(self._read_note, request.attempt.submission_id)
+        self._submission_id = request.attempt.submission_id
+        self._lines = self._noted = await asyncio.to_thread(self._read_note)
         notes = asyncio.create_task(self._keep_notes())
         try:
             return await run_job(
@@ -71,19 +82,16 @@ class RayJobTrigger(FlowTrigger):
             await asyncio.to_thread(self._write_note, lines)
             self._noted = lines
 
-    def _read_note(self, submission_id: str) -> int:
+    def _read_note(self) -> int:
         from airflow.sdk.execution_time.xcom import XCom
 
         note = XCom.get_one(key=LINES_KEY, **self._task_key())
-        return int(note["lines"]) if note and note["submission_id"] == submission_id else 0
+        return int(note["lines"]) if note and note["submission_id"] == self._submission_id else 0
 
     def _write_note(self, lines: int) -> None:
         from airflow.sdk.execution_time.xcom import XCom
 
-        from raytpu_ops.flows.jobs import Attempt
-
-        attempt = Attempt.model_validate(self.request["attempt"])
-        XCom.set(key=LINES_KEY, value={"submission_id": attempt.submission_id, "lines": lines}, **self._task_key())
+        XCom.set(key=LINES_KEY, value={"submission_id": self._submission_id, "lines": lines}, **self._task_key())
 
     def _task_key(self) -> dict[str, Any]:
         return self.owner.model_dump(mode="json")
@@ -96,20 +104,11 @@ class RayJobTrigger(FlowTrigger):
             self.log.info("Stopped %s", line)
 
 
-class RayServeTrigger(FlowTrigger):
+class RayServeTrigger(RequestTrigger):
     """Deploys an application and waits until it runs.
 
     :param request: the :class:`~raytpu_ops.flows.serving.ServeRequest`, as plain JSON.
     """
-
-    def __init__(self, *, lease: dict[str, Any], owner: dict[str, Any], request: dict[str, Any]) -> None:
-        super().__init__(lease=lease, owner=owner)
-        self.request = request
-
-    def serialize(self) -> tuple[str, dict[str, Any]]:
-        """The class's path and its arguments, as plain JSON."""
-        path, kwargs = super().serialize()
-        return path, {**kwargs, "request": self.request}
 
     async def flow(self, backend: Backend) -> dict[str, Any]:
         """Where the application answers."""
