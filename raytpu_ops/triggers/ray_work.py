@@ -77,9 +77,14 @@ class RayJobTrigger(RequestTrigger):
             await self._note()
 
     async def _note(self) -> None:
-        if self._lines != self._noted:
-            lines = self._lines
+        if self._lines == self._noted:
+            return
+        lines = self._lines
+        try:
             await asyncio.to_thread(self._write_note, lines)
+        except Exception:  # noqa: BLE001 - whatever keeps Airflow from taking a note, the job goes on
+            self.log.warning("Line %s of the log could not be noted; a restart now may repeat lines", lines)
+        else:
             self._noted = lines
 
     def _read_note(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
@@ -111,3 +112,43 @@ async def test_a_late_kill_after_the_event_stops_nothing() -> None:
     await probe.on_kill()
 
     assert probe.stopped == 0
+
+
+async def test_a_note_that_airflow_does_not_take_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job's end counts, and the next note is tried again."""
+    loop, noted = asyncio.get_running_loop(), asyncio.Event()
+    taken: list[int] = []
+
+    class Noting(RayJobTrigger):
+        refusals = 1
+
+        def _read_note(self) -> int:
+            return 0
+
+        def _write_note(self, lines: int) -> None:
+            if self.refusals:
+                self.refusals -= 1
+                raise RuntimeError("the API server is away")
+            taken.append(lines)
+            loop.call_soon_threadsafe(noted.set)
+
+    async def prints_and_ends(*_: Any, emit: Callable[[str], None], **__: Any) -> dict[str, Any]:
+        emit("one line")
+        async with asyncio.timeout(20):
+            await noted.wait()
+        return {"metrics": {}}
+
+    monkeypatch.setattr("raytpu_ops.triggers.ray_work.NOTE_EVERY_S", 0)
+    monkeypatch.setattr("raytpu_ops.flows.jobs.run_job", prints_and_ends)
+    request = {
+        "attempt": {"owner": OWNER.model_dump(mode="json"), "epoch": 0, "number": 0},
+        "work": "{}",
+        "labelled_by": "2030-01-01T00:00:00+00:00",
+        "starting": "PT60S",
+        "running": "PT60S",
+    }
+
+    result = await Noting(**COMMON, request=request).flow(None)  # type: ignore[arg-type]
+
+    assert result == {"metrics": {}}
+    assert taken == [1]
