@@ -1,0 +1,86 @@
+"""How a Kubernetes API server is reached: where the configuration comes from, and how it is renewed.
+
+Not here: what is asked there (``api.py``), and Airflow connections (``hooks/kubernetes.py``), which
+bring an access of their own.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from raytpu_ops.tpu.errors import Misconfigured
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
+
+#: The variable that Kubernetes sets in every pod.
+_IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+
+
+@runtime_checkable
+class KubeAccess(Protocol):
+    """A way to one API server."""
+
+    #: What a later task needs to find the same way again: names of connections and clusters, no
+    #: secret. It travels in the lease's ``place``.
+    selectors: Mapping[str, str]
+
+    async def configuration(self, *, renew: bool = False) -> Configuration:
+        """Host, trust and credentials of the API server.
+
+        :param renew: the last credentials were refused: fetch new ones.
+        :raises Misconfigured: there is no such configuration here.
+        :raises RemoteUnavailable: whoever gives out credentials does not answer.
+        """
+
+
+class KubeconfigAccess:
+    """A kubeconfig file; without one, and inside a pod, the pod's own service account.
+
+    :param kubeconfig: the file; default ``$KUBECONFIG``, else ``~/.kube/config``.
+    :param context: of the file; default its current one.
+    """
+
+    def __init__(self, kubeconfig: str | None = None, context: str | None = None) -> None:
+        self._file, self._context = kubeconfig, context
+        self._cached: Configuration | None = None
+        self.selectors: Mapping[str, str] = {
+            **({"kubeconfig": kubeconfig} if kubeconfig else {}),
+            **({"context": context} if context else {}),
+        }
+
+    def __repr__(self) -> str:
+        return f"KubeconfigAccess({self._file!r}, {self._context!r})"
+
+    async def configuration(self, *, renew: bool = False) -> Configuration:
+        """See :meth:`KubeAccess.configuration`."""
+        if renew or self._cached is None:
+            self._cached = await self._load()
+        return self._cached
+
+    async def _load(self) -> Configuration:
+        from kubernetes_asyncio import config
+        from kubernetes_asyncio.client import Configuration
+
+        found = Configuration()
+        file = self._file or os.environ.get("KUBECONFIG")
+        try:
+            if not file and not self._context and os.environ.get(_IN_CLUSTER):
+                config.load_incluster_config(client_configuration=found)
+            else:
+                # A list of files is the loader's business, a single one gets a clear error here.
+                if file and os.pathsep not in file and not Path(file).expanduser().is_file():
+                    raise Misconfigured(f"kubeconfig {file!r} is no file on this machine")
+                await config.load_kube_config(
+                    config_file=str(Path(file).expanduser()) if file else None,
+                    context=self._context,
+                    client_configuration=found,
+                )
+        except config.ConfigException as error:
+            raise Misconfigured(
+                f"Kubernetes: {error}. Name a kubeconfig and a context, or a connection in kubernetes_conn_id"
+            ) from error
+        return found
