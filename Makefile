@@ -56,7 +56,7 @@ clean:  ## remove .venv, caches and the Airflow of `make ui`
 $(STAMP): pyproject.toml constraints.txt $(UV)
 	@echo "Installing into $(VENV): Airflow, Ray and JAX; about 2 GB, a few minutes the first time"
 	@$(UV) pip install --python $(BIN)/python --constraint constraints.txt --compile-bytecode \
-		--editable '.[local,dev]'
+		--editable '.[local,gke,dev]'
 	@touch $@
 
 # uv installs the 200 packages several times faster than pip and compiles them side by side.
