@@ -102,6 +102,7 @@ class Backend(Protocol):
 
 _BACKENDS = {
     "local": "raytpu_ops.backends.local:LocalBackend",
+    "gke": "raytpu_ops.backends.gke:GkeBackend",
 }
 
 

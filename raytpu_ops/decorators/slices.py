@@ -26,6 +26,7 @@ def tpu_slices(
     machine_type: str | None = None,
     capacity: Any = None,
     backend: str | None = None,
+    backend_options: dict[str, Any] | None = None,
     ray_tpu_conn_id: str | None = None,
     lease_for: timedelta | float = timedelta(hours=24),
     deadlines: Deadlines | dict[str, Any] | None = None,
@@ -42,7 +43,7 @@ def tpu_slices(
 
     :param generation: ``v6e``, ``v4`` … ; see :class:`ProvisionTpuSlicesOperator` for this and the
         parameters up to ``lease_for``.
-    :param deadlines: for the phases of the lease: ``labelled`` and ``releasing``.
+    :param deadlines: for the phases of the lease: ``queued``, ``provisioning``, ``labelled``, ``releasing``.
     :param deferrable: wait in the triggerer.
     :param prefix: put before the three task ids, for a second lease in one DAG.
     :param task_args: arguments of all these tasks, such as ``retries``.
@@ -57,6 +58,7 @@ def tpu_slices(
         machine_type=machine_type,
         capacity=capacity,
         backend=backend,
+        backend_options=backend_options,
         ray_tpu_conn_id=ray_tpu_conn_id,
         lease_for=lease_for,
         deferrable=deferrable,
@@ -67,6 +69,7 @@ def tpu_slices(
         lease=provision.output,
         provision_task_id=provision.task_id,
         backend=backend,
+        backend_options=backend_options,
         ray_tpu_conn_id=ray_tpu_conn_id,
         deadlines=deadlines,
         deferrable=deferrable,

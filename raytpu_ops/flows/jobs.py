@@ -19,7 +19,7 @@ from raytpu_ops.flows.leases import Say, reach, stands, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_job
 from raytpu_ops.ray.states import JobInfo, JobStatus, JobSubmission
-from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.naming import submission_id, submission_prefix
@@ -57,9 +57,8 @@ class JobRequest(BaseModel):
     :param attempt: the submission.
     :param work: the work's JSON, as ``tpu/work.py`` wrote it.
     :param runtime_env: Ray's runtime environment; the work joins its ``env_vars``.
-    :param labelled_by: when the slices must be whole, UTC.
-    :param starting: how long from submission until the work runs on every host.
-    :param running: how long the work may then take.
+    :param schedule: how long it may take until the slices are whole, until the work runs on every host
+        of them, and until it is done.
     :param poll_s: seconds between two looks at the job.
     """
 
@@ -68,9 +67,7 @@ class JobRequest(BaseModel):
     attempt: Attempt
     work: str
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    labelled_by: datetime
-    starting: timedelta
-    running: timedelta
+    schedule: Schedule
     poll_s: float = Field(default=2.0, gt=0)
 
     def submission(self, lease: SliceLease) -> JobSubmission:
@@ -84,10 +81,12 @@ class JobRequest(BaseModel):
         )
 
 
-async def begin(backend: Backend, lease: SliceLease, owner: Owner, epoch: int, *, by: datetime, say: Say) -> Attempt:
+async def begin(
+    backend: Backend, lease: SliceLease, owner: Owner, epoch: int, *, schedule: Schedule, say: Say
+) -> Attempt:
     """What a try does first: stop what older epochs left running, then see which submission is its own.
 
-    :param by: the instant, UTC, after which a Ray that does not answer is an error.
+    :param schedule: how long Ray may take to answer.
     :return: a submission that runs or has succeeded, to be adopted, else the first free one.
     :raises Preempted: the lease's head is gone for good.
     """
@@ -103,7 +102,7 @@ async def begin(backend: Backend, lease: SliceLease, owner: Owner, epoch: int, *
         return Attempt(owner=owner, epoch=epoch, number=number, session=session)
 
     async with backend.ray(lease) as client:
-        return await reach(backend, lease, look, by=by, say=say)
+        return await reach(backend, lease, look, schedule=schedule, say=say)
 
 
 async def _stop_older_epochs(client: RayClient, owner: Owner, epoch: int, say: Say) -> None:
@@ -138,17 +137,17 @@ async def run_job(
     :return: the job's result with ``submission_id`` and ``lease_id`` added, as plain JSON.
     :raises RayTpuError: the verdict's own class: user code, preemption, a deadline, a stop.
     """
-    name, by = request.attempt.submission_id, request.labelled_by
+    name, schedule = request.attempt.submission_id, request.schedule
 
     async def submit() -> JobInfo | None:
         await client.submit_job(request.submission(lease))
         return await client.job(name)
 
     async with backend.ray(lease) as client:
-        job = await reach(backend, lease, lambda: _submitted(client, request.attempt), by=by, say=say)
+        job = await reach(backend, lease, lambda: _submitted(client, request.attempt), schedule=schedule, say=say)
         if job is None:
-            lease, _ = await wait_whole(backend, lease, by=by, say=say)
-            job = await reach(backend, lease, submit, by=by, say=say)
+            lease, _ = await wait_whole(backend, lease, schedule=schedule, say=say)
+            job = await reach(backend, lease, submit, schedule=schedule, say=say)
             say(f"Submitted {name} on lease {lease.id}: {lease.spec}")
         else:
             say(f"Adopted {name}: it is {job.status_word} already")
@@ -156,8 +155,8 @@ async def run_job(
         outcome = await follow_job(
             client,
             name,
-            starting_until=began + request.starting,
-            running=request.running,
+            starting_until=began + schedule.deadlines.starting,
+            running=schedule.deadlines.running,
             emit=emit,
             on_progress=say,
             slices_whole=lambda: stands(backend, lease),
@@ -204,12 +203,3 @@ async def stop_epoch(
         if report.fatal is None:
             raise
     return stopped
-
-
-def request_times(deadlines: Deadlines) -> dict[str, Any]:
-    """The deadlines of a :class:`JobRequest` that begins now."""
-    return {
-        "labelled_by": deadlines.at(Phase.LABELLED),
-        "starting": deadlines.starting,
-        "running": deadlines.running,
-    }

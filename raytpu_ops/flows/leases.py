@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from raytpu_ops.backends.base import Backend, Released
-from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
@@ -21,11 +21,14 @@ MAX_REPAIRS = 3
 
 
 async def wait_whole(
-    backend: Backend, lease: SliceLease, *, by: datetime, say: Say, poll_s: float = 1.0
+    backend: Backend, lease: SliceLease, *, schedule: Schedule, say: Say, poll_s: float = 1.0
 ) -> tuple[SliceLease, Readiness]:
     """Wait until every slice of the lease is whole; a slice that breaks on the way is replaced whole.
 
-    :param by: the instant, UTC, at which the phase ``labelled`` is over.
+    Hours in a queue do not eat into the minutes in which hosts come up and are labelled: each phase
+    has its own deadline, which counts from when the far side says that it began.
+
+    :param schedule: the deadlines of the phases ``queued``, ``provisioning`` and ``labelled``.
     :param say: takes a line for the log whenever the report changes.
     :param poll_s: seconds between two looks.
     :return: the lease as it is after replacements, and the report.
@@ -33,7 +36,7 @@ async def wait_whole(
     :raises DeadlineExceeded: naming every host that is missing.
     """
     repairs = 0
-    while not (report := await _whole_or_broken(backend, lease, by=by, say=say, poll_s=poll_s)).ready:
+    while not (report := await _whole_or_broken(backend, lease, schedule, say=say, poll_s=poll_s)).ready:
         if repairs == MAX_REPAIRS:
             raise Preempted(
                 f"lease {lease.id}: slices were replaced {MAX_REPAIRS} times and broke again: {report.describe()}. "
@@ -45,31 +48,42 @@ async def wait_whole(
     return lease, report
 
 
-async def _whole_or_broken(backend: Backend, lease: SliceLease, *, by: datetime, say: Say, poll_s: float) -> Readiness:
+async def _whole_or_broken(
+    backend: Backend, lease: SliceLease, schedule: Schedule, *, say: Say, poll_s: float
+) -> Readiness:
     def judge(report: Readiness) -> Pending | Done[Readiness]:
         if report.fatal:
             raise _lost(lease, report)
         if report.ready or report.broken:
             return Done(report)
-        return Pending(report.describe())
+        decider.enter(report.phase, schedule.until(report.phase, report.since))
+        return Pending(f"{report.phase}: {report.describe()}")
 
-    decider = Wait(f"lease {lease.id}", judge, deadline=by, phase=Phase.LABELLED, poll_s=poll_s, on_progress=say)
+    decider: Wait[Readiness, Readiness] = Wait(
+        f"lease {lease.id}", judge, deadline=schedule.until(Phase.LABELLED), poll_s=poll_s, on_progress=say
+    )
     return await wait_async(lambda: backend.observe(lease), decider)
 
 
 async def stands(backend: Backend, lease: SliceLease) -> bool:
     """Whether what runs on the lease still has all its hosts; one that is only late counts as there."""
-    report = await backend.observe(lease)
-    return not report.broken and report.fatal is None
+    return (await backend.observe(lease)).stands
 
 
 async def reach(
-    backend: Backend, lease: SliceLease, act: Callable[[], Awaitable[Answer]], *, by: datetime, say: Say
+    backend: Backend,
+    lease: SliceLease,
+    act: Callable[[], Awaitable[Answer]],
+    *,
+    schedule: Schedule,
+    say: Say,
+    phase: Phase = Phase.LABELLED,
 ) -> Answer:
     """Do something with the lease's Ray that is safe to do again, while it does not answer: again.
 
     :param act: one or more idempotent calls.
-    :param by: the instant, UTC, after which its silence is an error.
+    :param schedule: its deadlines: silence beyond that of the phase is an error.
+    :param phase: what the caller is at; while the lease waits in a queue or for hosts, those phases count.
     :raises Preempted: when the lease's head is gone for good.
     """
 
@@ -80,10 +94,12 @@ async def reach(
             report = await backend.observe(lease)
             if report.fatal:
                 raise _lost(lease, report) from None
+            here = phase if report.phase is Phase.LABELLED else report.phase
+            decider.enter(here, schedule.until(here, report.since if here is report.phase else None))
             raise
 
     decider: Wait[Answer, Answer] = Wait(
-        f"Ray of lease {lease.id}", Done, deadline=by, phase=Phase.LABELLED, poll_s=1.0, on_progress=say
+        f"Ray of lease {lease.id}", Done, deadline=schedule.until(phase), phase=phase, poll_s=1.0, on_progress=say
     )
     return await wait_async(look, decider)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -12,6 +11,7 @@ from raytpu_ops.flows.leases import Say, reach, stands, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_serve
 from raytpu_ops.ray.states import ServeStatus
+from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.work import check_target
@@ -28,8 +28,7 @@ class ServeRequest(BaseModel):
     :param args: plain JSON for the builder.
     :param route_prefix: the path below which it answers.
     :param runtime_env: Ray's runtime environment.
-    :param labelled_by: when the slices must be whole, UTC.
-    :param running_by: when it must answer, UTC.
+    :param schedule: how long it may take until the slices are whole, and then until it answers.
     :param poll_s: seconds between two looks.
     """
 
@@ -40,8 +39,7 @@ class ServeRequest(BaseModel):
     args: dict[str, Any] = Field(default_factory=dict)
     route_prefix: str = Field(pattern=r"^/([A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)?$")
     runtime_env: dict[str, Any] = Field(default_factory=dict)
-    labelled_by: datetime
-    running_by: datetime
+    schedule: Schedule
     poll_s: float = Field(default=1.0, gt=0)
 
     @field_validator("app")
@@ -69,12 +67,20 @@ async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, 
     :raises DeadlineExceeded: it did not run in time.
     """
     async with backend.ray(lease) as client:
-        lease, _ = await wait_whole(backend, lease, by=request.labelled_by, say=say)
-        await reach(backend, lease, lambda: _deploy(client, lease, request, say), by=request.running_by, say=say)
+        lease, _ = await wait_whole(backend, lease, schedule=request.schedule, say=say)
+        starts = Schedule.start(request.schedule.deadlines)
+        await reach(
+            backend,
+            lease,
+            lambda: _deploy(client, lease, request, say),
+            schedule=starts,
+            phase=Phase.STARTING,
+            say=say,
+        )
         application = await follow_serve(
             client,
             request.name,
-            until=request.running_by,
+            until=starts.until(Phase.STARTING),
             on_progress=say,
             slices_whole=lambda: stands(backend, lease),
             poll_s=request.poll_s,

@@ -12,12 +12,16 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
 
+from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import from_event
 from raytpu_ops.tpu.lease import Owner
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.triggers.base import BaseTrigger
+
+    from raytpu_ops.backends.base import Backend
+    from raytpu_ops.tpu.lease import SliceLease
 
 Result = TypeVar("Result")
 
@@ -102,6 +106,40 @@ class RayTpuOperator(BaseOperator):
         if deferred:
             self.defer(trigger=trigger(), method_name="resume")
         return self.finish(context, self.run_flow(flow()))
+
+    def defer_until_whole(self, context: Context, backend: Backend, lease: SliceLease, deadlines: object) -> None:
+        """Wait in the triggerer where the lease is in a queue again, or its hosts are still to come.
+
+        A slice that only broke is replaced on the way, by the flow itself: that takes no hop of its own.
+        """
+        if not self.deferrable:
+            return
+        report = self.run_flow(backend.observe(lease))
+        if report.ready or report.stands or report.broken or report.fatal:
+            return
+        from raytpu_ops.triggers.leases import SlicesReadyTrigger
+
+        self.log.info("Lease %s is not whole: %s", lease.id, report.describe())
+        trigger = SlicesReadyTrigger(
+            lease=lease.to_xcom(),
+            owner=owner_of(context).model_dump(mode="json"),
+            schedule=Schedule.start(deadlines).model_dump(mode="json"),
+            poll_s=2.0,
+        )
+        self.defer(trigger=trigger, method_name="resume_whole")
+
+    def resume_whole(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
+        """The lease is whole now; what is there already is not waited for a second time.
+
+        :raises RayTpuError: it did not become whole.
+        """
+        if "failure_class" in event:
+            raise from_event(event)
+        return self.proceed(context)
+
+    def proceed(self, context: Context) -> dict[str, Any]:
+        """What is left to do once the lease is whole."""
+        raise NotImplementedError
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """Take what the trigger sent: the flow's result, or its failure as the typed error.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, epoch_of, owner_of, whole_number
-from raytpu_ops.tpu.deadlines import Deadlines
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import submission_prefix
@@ -37,7 +37,8 @@ class RaySliceJobOperator(RayTpuOperator):
     :param num_slices: how many of the lease's slices are reserved for it, all by default. (templated)
     :param env: environment of the processes on the hosts. (templated)
     :param runtime_env: Ray's runtime environment, ``pip`` and the like. (templated)
-    :param deadlines: ``labelled``, ``starting`` and ``running``, each a ``timedelta`` or seconds.
+    :param deadlines: ``starting`` and ``running``, and for slices that have to be replaced ``queued``,
+        ``provisioning`` and ``labelled``; each a ``timedelta`` or seconds.
     :param poll_interval: seconds between two looks at the job.
     :param multiple_outputs: each field of the result is an XCom too: ``train.output["checkpoint"]``.
     """
@@ -77,6 +78,29 @@ class RaySliceJobOperator(RayTpuOperator):
 
         :return: the job's result, with ``submission_id`` and ``lease_id``.
         """
+        lease = SliceLease.from_xcom(self.lease)
+        backend = RayTpuHook.for_lease(lease).backend
+        self.check(context, lease)
+        self.defer_until_whole(context, backend, lease, self.deadlines)
+        return self.proceed(context)
+
+    def check(self, context: Context, lease: SliceLease) -> str:
+        """Check everything that can be checked before anything runs.
+
+        :return: the work, as its JSON.
+        :raises InvalidSpec: what is wrong, and what would be right.
+        """
+        from raytpu_ops.tpu.work import dump_work
+
+        common = {
+            "spec": self._spec(lease),
+            "env": dict(self.env or {}),
+            "start_timeout_s": Deadlines.of(self.deadlines).starting.total_seconds(),
+        }
+        return dump_work(self.work(context, common))
+
+    def proceed(self, context: Context) -> dict[str, Any]:
+        """Hand the user's code to the cluster and run the job."""
         from raytpu_ops.flows.jobs import run_job
 
         lease = SliceLease.from_xcom(self.lease)
@@ -102,26 +126,18 @@ class RaySliceJobOperator(RayTpuOperator):
         )
 
     def _request(self, context: Context, backend: Backend, lease: SliceLease) -> JobRequest:
-        """Check everything that can be checked, then hand the user's code to the cluster."""
-        from raytpu_ops.flows.jobs import JobRequest, begin, request_times
+        from raytpu_ops.flows.jobs import JobRequest, begin
         from raytpu_ops.flows.packages import runtime_env_with
-        from raytpu_ops.tpu.work import dump_work
 
-        deadlines = Deadlines.of(self.deadlines)
-        times = request_times(deadlines)
-        common = {
-            "spec": self._spec(lease),
-            "env": dict(self.env or {}),
-            "start_timeout_s": deadlines.starting.total_seconds(),
-        }
-        work = dump_work(self.work(context, common))
-        by, say = times["labelled_by"], self.log.info
+        work, schedule, say = self.check(context, lease), Schedule.start(self.deadlines), self.log.info
         owner, epoch = owner_of(context), epoch_of(context)
-        attempt = self.run_flow(begin(backend, lease, owner, epoch, by=by, say=say))
+        attempt = self.run_flow(begin(backend, lease, owner, epoch, schedule=schedule, say=say))
         runtime_env = self.run_flow(
-            runtime_env_with(backend, lease, self.runtime_env, self.working_dir, by=by, say=say)
+            runtime_env_with(backend, lease, self.runtime_env, self.working_dir, schedule=schedule, say=say)
         )
-        return JobRequest(attempt=attempt, work=work, runtime_env=runtime_env, poll_s=self.poll_interval, **times)
+        return JobRequest(
+            attempt=attempt, work=work, runtime_env=runtime_env, schedule=schedule, poll_s=self.poll_interval
+        )
 
     def _spec(self, lease: SliceLease) -> SliceSpec:
         wanted = whole_number(self.num_slices)

@@ -9,7 +9,7 @@ from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, owner_of
 from raytpu_ops.operators.ray_jobs import target_of
-from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.problems import read
 
@@ -35,7 +35,8 @@ class RayServeOperator(RayTpuOperator):
     :param route_prefix: the path below which it answers, ``/NAME`` by default. (templated)
     :param working_dir: folder with the user's code, or a URI that Ray takes. (templated)
     :param runtime_env: Ray's runtime environment. (templated)
-    :param deadlines: ``labelled`` and ``starting``, each a ``timedelta`` or seconds.
+    :param deadlines: ``starting``, and for slices that have to be replaced ``queued``, ``provisioning`` and
+        ``labelled``; each a ``timedelta`` or seconds.
     :param poll_interval: seconds between two looks.
     :param multiple_outputs: each field of the result is an XCom too: ``serve.output["url"]``.
     :return: ``application``, ``url``, ``route_prefix``, ``deployments`` and ``lease_id``.
@@ -82,6 +83,14 @@ class RayServeOperator(RayTpuOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Deploy and wait."""
+        lease = SliceLease.from_xcom(self.lease)
+        backend = RayTpuHook.for_lease(lease).backend
+        self._checked(Schedule.start(self.deadlines))
+        self.defer_until_whole(context, backend, lease, self.deadlines)
+        return self.proceed(context)
+
+    def proceed(self, context: Context) -> dict[str, Any]:
+        """Hand the user's code to the cluster, deploy and wait."""
         from raytpu_ops.flows.serving import run_serve
 
         lease = SliceLease.from_xcom(self.lease)
@@ -106,24 +115,26 @@ class RayServeOperator(RayTpuOperator):
             deferred=self.deferrable,
         )
 
-    def _request(self, backend: Backend, lease: SliceLease) -> ServeRequest:
-        from raytpu_ops.flows.packages import runtime_env_with
+    def _checked(self, schedule: Schedule) -> ServeRequest:
         from raytpu_ops.flows.serving import ServeRequest
 
-        deadlines = Deadlines.of(self.deadlines)
-        labelled_by = deadlines.at(Phase.LABELLED)
         fields = {
             "name": self.name,
             "app": target_of(self.app, "app"),
             "args": dict(self.args or {}),
             "route_prefix": self.route_prefix or f"/{self.name}",
-            "labelled_by": labelled_by,
-            "running_by": labelled_by + deadlines.starting,
+            "schedule": schedule,
             "poll_s": self.poll_interval,
         }
-        request = read(ServeRequest, fields, "RayServeOperator")
+        return read(ServeRequest, fields, "RayServeOperator")
+
+    def _request(self, backend: Backend, lease: SliceLease) -> ServeRequest:
+        from raytpu_ops.flows.packages import runtime_env_with
+
+        schedule, say = Schedule.start(self.deadlines), self.log.info
+        request = self._checked(schedule)
         runtime_env = self.run_flow(
-            runtime_env_with(backend, lease, self.runtime_env, self.working_dir, by=labelled_by, say=self.log.info)
+            runtime_env_with(backend, lease, self.runtime_env, self.working_dir, schedule=schedule, say=say)
         )
         return request.model_copy(update={"runtime_env": runtime_env})
 

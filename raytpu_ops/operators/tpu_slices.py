@@ -38,7 +38,9 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
     :param machine_type: where generation and topology leave a choice. (templated)
     :param capacity: one rung or a list of rungs that are tried in order: ``OnDemand()``, ``Spot()``,
         ``Reservation(name)``, ``FlexStart(…)``, ``Queued(…)``. (templated)
-    :param backend: ``local``; may be left to the connection. (templated)
+    :param backend: ``local`` or ``gke``; may be left to the connection. (templated)
+    :param backend_options: options of the backend for this lease, over those of the connection: for ``gke``
+        an ``image``, a Kueue ``queue``, pod templates and so on. (templated)
     :param ray_tpu_conn_id: the connection to the backend. (templated)
     :param lease_for: after this long the reaper may take the slices (``timedelta`` or seconds).
     :param deferrable: wait in the triggerer where the backend waits for a cloud.
@@ -51,6 +53,7 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
         "machine_type",
         "capacity",
         "backend",
+        "backend_options",
         "ray_tpu_conn_id",
     )
     ui_color = "#c8f0d0"
@@ -65,6 +68,7 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
         machine_type: str | None = None,
         capacity: Any = None,
         backend: str | None = None,
+        backend_options: dict[str, Any] | None = None,
         ray_tpu_conn_id: str | None = None,
         lease_for: timedelta | float = timedelta(hours=24),
         **kwargs: Any,
@@ -76,6 +80,7 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
         self.machine_type = machine_type
         self.capacity = capacity
         self.backend = backend
+        self.backend_options = backend_options
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.lease_for = lease_for
         if not any(has_template(getattr(self, field)) for field in self.template_fields):
@@ -87,7 +92,7 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
 
         :return: the lease, as plain JSON.
         """
-        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None).backend
+        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
         owner = owner_of(context)
         plan = self._plan(backend)
         for line in (*plan.creates, *plan.notes):
@@ -126,11 +131,12 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
     :param lease: the output of the provisioning task. (templated)
     :param provision_task_id: the task whose slices are released when there is no lease in XCom. (templated)
     :param backend: where to look in that case. (templated)
+    :param backend_options: options of the backend in that case. (templated)
     :param ray_tpu_conn_id: the connection to use in that case. (templated)
     :param deadlines: ``{"releasing": …}``: after this long what is left is an error that names it.
     """
 
-    template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "ray_tpu_conn_id")
+    template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "backend_options", "ray_tpu_conn_id")
     ui_color = "#f3dcc4"
 
     def __init__(
@@ -139,6 +145,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         lease: Any = None,
         provision_task_id: str | None = None,
         backend: str | None = None,
+        backend_options: dict[str, Any] | None = None,
         ray_tpu_conn_id: str | None = None,
         deadlines: Deadlines | dict[str, Any] | None = None,
         **kwargs: Any,
@@ -147,6 +154,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         self.lease = lease
         self.provision_task_id = provision_task_id
         self.backend = backend
+        self.backend_options = backend_options
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.deadlines = deadlines
 
@@ -188,7 +196,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
             return lease, RayTpuHook.for_lease(lease).backend
         if self.provision_task_id is None:
             raise InvalidSpec("lease is None and provision_task_id is not set: pass lease=provision.output")
-        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None).backend
+        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
         owner = owner_of(context, self.provision_task_id)
         return self.run_flow(backend.find(owner)), backend
 

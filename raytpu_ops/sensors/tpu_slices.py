@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, owner_of
-from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
@@ -31,7 +31,8 @@ class TpuSlicesReadySensor(RayTpuOperator):
     every deferral and its ``soft_fail`` would hide chips that bill.
 
     :param lease: the output of ``ProvisionTpuSlicesOperator``. (templated)
-    :param deadlines: ``{"labelled": …}``, a ``timedelta`` or seconds.
+    :param deadlines: ``queued``, ``provisioning`` and ``labelled``, each a ``timedelta`` or seconds; each
+        counts from when its phase began.
     :param poke_interval: seconds between two looks.
     :return: the lease, as plain JSON.
     """
@@ -59,12 +60,14 @@ class TpuSlicesReadySensor(RayTpuOperator):
 
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
-        by = Deadlines.of(self.deadlines).at(Phase.LABELLED)
+        schedule = Schedule.start(self.deadlines)
         context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
         report = self.run_flow(backend.observe(lease))
 
         async def flow() -> dict[str, Any]:
-            whole, readiness = await wait_whole(backend, lease, by=by, say=self.log.info, poll_s=self.poke_interval)
+            whole, readiness = await wait_whole(
+                backend, lease, schedule=schedule, say=self.log.info, poll_s=self.poke_interval
+            )
             return {"lease": whole.to_xcom(), "readiness": readiness.model_dump(mode="json")}
 
         def trigger() -> SlicesReadyTrigger:
@@ -73,7 +76,7 @@ class TpuSlicesReadySensor(RayTpuOperator):
             return SlicesReadyTrigger(
                 lease=lease.to_xcom(),
                 owner=owner_of(context).model_dump(mode="json"),
-                by=by.isoformat(),
+                schedule=schedule.model_dump(mode="json"),
                 poll_s=self.poke_interval,
             )
 

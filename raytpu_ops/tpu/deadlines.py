@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import Self
 
 from raytpu_ops.tpu.errors import InvalidSpec
-from raytpu_ops.tpu.fields import Duration
+from raytpu_ops.tpu.fields import Duration, Instant
 from raytpu_ops.tpu.problems import Checked, read
 
 
@@ -65,3 +65,33 @@ class Deadlines(Checked):
             raise InvalidSpec(f"start of {phase}: {begin.isoformat()} has no time zone; use datetime.now(UTC)")
         duration: timedelta = getattr(self, Phase(phase).value)
         return begin.astimezone(UTC) + duration
+
+
+class Schedule(Checked):
+    """Deadlines that travel: how long each phase may last, and when the waiting began.
+
+    The same in the triggerer that takes over; a retry begins a new one.
+
+    :param begun: when the waiting began, UTC.
+    :param deadlines: how long each phase may last.
+    """
+
+    begun: Instant
+    deadlines: Deadlines
+
+    @classmethod
+    def start(cls, deadlines: object = None) -> Self:
+        """A schedule that begins now.
+
+        :param deadlines: what :meth:`Deadlines.of` reads.
+        :raises InvalidSpec: as there.
+        """
+        return cls(begun=datetime.now(UTC), deadlines=Deadlines.of(deadlines))
+
+    def until(self, phase: Phase, since: datetime | None = None) -> datetime:
+        """The instant, UTC, at which a phase is over.
+
+        :param since: when the phase began, as the far side says; a phase that is older than the waiting
+            counts from the waiting.
+        """
+        return self.deadlines.at(phase, self.begun if since is None else max(since, self.begun))

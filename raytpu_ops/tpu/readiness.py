@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
+
+from raytpu_ops.tpu.deadlines import Phase
 
 
 class HostReport(BaseModel):
@@ -62,6 +64,8 @@ class Readiness(BaseModel):
     :param head_alive: Ray answers.
     :param problems: what is wrong beyond single slices, in words.
     :param fatal: a reason for which waiting cannot help, None where it can.
+    :param phase: what is waited for: a queue, hosts, or Ray's labels on them. Each has its own deadline.
+    :param since: when that phase began, UTC, as the far side says; None where it does not say.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -70,11 +74,18 @@ class Readiness(BaseModel):
     head_alive: bool = False
     problems: list[str] = Field(default_factory=list)
     fatal: str | None = None
+    phase: Phase = Phase.LABELLED
+    since: AwareDatetime | None = None
 
     @property
     def ready(self) -> bool:
         """Ray answers and every slice is whole."""
         return self.head_alive and bool(self.slices) and not self.problems and all(s.whole for s in self.slices)
+
+    @property
+    def stands(self) -> bool:
+        """What runs on the slices may still have all its hosts; one that is only late counts as there."""
+        return self.fatal is None and not self.broken and self.phase is Phase.LABELLED
 
     @property
     def broken(self) -> list[str]:

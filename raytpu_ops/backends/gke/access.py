@@ -69,13 +69,10 @@ class KubeconfigAccess:
         file = self._file or os.environ.get("KUBECONFIG")
         try:
             if not file and not self._context and os.environ.get(_IN_CLUSTER):
-                config.load_incluster_config(client_configuration=found)
+                config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
             else:
-                # A list of files is the loader's business, a single one gets a clear error here.
-                if file and os.pathsep not in file and not Path(file).expanduser().is_file():
-                    raise Misconfigured(f"kubeconfig {file!r} is no file on this machine")
                 await config.load_kube_config(
-                    config_file=str(Path(file).expanduser()) if file else None,
+                    config_file=_checked(file) if file else None,
                     context=self._context,
                     client_configuration=found,
                 )
@@ -84,3 +81,13 @@ class KubeconfigAccess:
                 f"Kubernetes: {error}. Name a kubeconfig and a context, or a connection in kubernetes_conn_id"
             ) from error
         return found
+
+
+def _checked(file: str) -> str:
+    """The file's path; a list of files is the loader's business, a single one gets a clear error here."""
+    if os.pathsep in file:
+        return file
+    path = Path(file).expanduser()
+    if not path.is_file():
+        raise Misconfigured(f"kubeconfig {file!r} is no file on this machine")
+    return str(path)

@@ -11,6 +11,7 @@ import pytest
 
 from raytpu_ops.backends.base import Plan, Released
 from raytpu_ops.ray.client import RayClient
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import Readiness, SliceReport
 from raytpu_ops.tpu.spec import SliceSpec
@@ -23,6 +24,15 @@ BROKEN = Readiness(
     slices=[SliceReport(name="s0", hosts_wanted=2, missing=["host 1 is dead"], broken=True)], head_alive=True
 )
 LOST = Readiness(slices=[SliceReport(name="s0", hosts_wanted=2)], fatal="the Ray head is dead")
+
+
+def schedule(*, ago: float = 0, **seconds: float) -> Schedule:
+    """A schedule that began some seconds ago; phases that are not named take their defaults."""
+    return Schedule(begun=datetime.now(UTC) - timedelta(seconds=ago), deadlines=Deadlines.of(seconds))
+
+
+#: A schedule whose slices should have been whole a second ago.
+TOO_LATE = {"ago": 31, "labelled": 30}
 
 
 @dataclass

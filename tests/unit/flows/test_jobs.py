@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +11,7 @@ from raytpu_ops.tpu.errors import DeadlineExceeded, JobStopped, Preempted, UserC
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.naming import submission_id
 from raytpu_ops.tpu.work import WORK_VARIABLE, Event, FunctionWork, dump_event, dump_work
-from tests.unit.flows.conftest import BROKEN, LOST, SPEC, WAITING, WHOLE
+from tests.unit.flows.conftest import BROKEN, LOST, SPEC, WAITING, WHOLE, schedule
 from tests.unit.ray.fake_ray import FakeJob, becomes
 
 ME = Owner(dag_id="d", run_id="r", task_id="train")
@@ -21,18 +20,12 @@ STARTED = dump_event(Event(event="started")) + "\n"
 RESULT = dump_event(Event(event="result", data={"metrics": {"loss": 0.5}})) + "\n"
 
 
-def soon(seconds: float = 30) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=seconds)
-
-
 def request(number: int = 0, epoch: int = 1, session: str | None = "session_1", **changes: Any) -> JobRequest:
     values: dict[str, Any] = {
         "attempt": Attempt(owner=ME, epoch=epoch, number=number, session=session),
         "work": WORK,
-        "labelled_by": soon(),
         # The played jobs started long ago.
-        "starting": timedelta(days=300),
-        "running": timedelta(days=300),
+        "schedule": schedule(starting=300 * 86400, running=300 * 86400),
         "poll_s": 0.01,
     }
     return JobRequest(**{**values, **changes})
@@ -55,7 +48,7 @@ def name(number: int = 0, epoch: int = 1) -> str:
 
 
 async def start(ray, backend, lease, epoch=1):
-    return await begin(backend, lease, ME, epoch, by=soon(), say=lambda _: None)
+    return await begin(backend, lease, ME, epoch, schedule=schedule(), say=lambda _: None)
 
 
 class Scripted(dict[str, FakeJob]):
@@ -187,7 +180,7 @@ async def test_slices_that_do_not_get_whole_in_time_name_what_is_missing(ray, ba
     backend.reports = [WAITING]
 
     with pytest.raises(DeadlineExceeded, match="host 1 is not there"):
-        await run_job(backend, lease, request(labelled_by=soon(0.1)), **Told().sinks)
+        await run_job(backend, lease, request(schedule=schedule(labelled=0.1)), **Told().sinks)
 
 
 async def test_another_head_means_that_the_job_is_gone(ray, backend, lease):

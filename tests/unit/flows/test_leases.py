@@ -7,9 +7,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from raytpu_ops.backends.base import Released
-from raytpu_ops.flows.leases import give_back, wait_whole
+from raytpu_ops.flows.leases import give_back, stands, wait_whole
+from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted
-from tests.unit.flows.conftest import BROKEN, LOST, WAITING, WHOLE
+from tests.unit.flows.conftest import BROKEN, LOST, TOO_LATE, WAITING, WHOLE, schedule
 
 
 def soon(seconds: float = 30) -> datetime:
@@ -17,14 +18,14 @@ def soon(seconds: float = 30) -> datetime:
 
 
 async def test_a_whole_lease_is_handed_on_as_it_is(backend, lease):
-    assert await wait_whole(backend, lease, by=soon(), say=print) == (lease, WHOLE)
+    assert await wait_whole(backend, lease, schedule=schedule(), say=print) == (lease, WHOLE)
 
 
 async def test_what_is_missing_is_told_once_for_each_change(backend, lease):
     backend.reports = [WAITING, WAITING, WAITING, WHOLE]
     told: list[str] = []
 
-    await wait_whole(backend, lease, by=soon(), say=told.append, poll_s=0.01)
+    await wait_whole(backend, lease, schedule=schedule(), say=told.append, poll_s=0.01)
 
     assert len([line for line in told if "host 1 is not there" in line]) == 1
 
@@ -32,7 +33,7 @@ async def test_what_is_missing_is_told_once_for_each_change(backend, lease):
 async def test_a_broken_slice_is_replaced_and_the_new_lease_handed_on(backend, lease):
     backend.reports = [BROKEN, WAITING, WHOLE]
 
-    handed_on, _ = await wait_whole(backend, lease, by=soon(), say=print, poll_s=0.01)
+    handed_on, _ = await wait_whole(backend, lease, schedule=schedule(), say=print, poll_s=0.01)
 
     assert handed_on.created == {"slice": ["s0-r1"]}
 
@@ -41,19 +42,55 @@ async def test_a_lost_head_ends_the_wait_at_once(backend, lease):
     backend.reports = [LOST]
 
     with pytest.raises(Preempted, match=f"lease {lease.id}: the Ray head is dead"):
-        await wait_whole(backend, lease, by=soon(), say=print)
+        await wait_whole(backend, lease, schedule=schedule(), say=print)
 
 
 async def test_the_deadline_names_the_lease_and_what_is_missing(backend, lease):
     backend.reports = [WAITING]
 
     with pytest.raises(DeadlineExceeded, match=rf"{lease.id}.*labelled.*host 1 is not there"):
-        await wait_whole(backend, lease, by=soon(-1), say=print)
+        await wait_whole(backend, lease, schedule=schedule(**TOO_LATE), say=print)
 
 
 async def test_a_lease_that_is_whole_at_its_deadline_is_whole(backend, lease):
     """F33: the state is looked at before a time-out is declared."""
-    assert await wait_whole(backend, lease, by=soon(-1), say=print) == (lease, WHOLE)
+    assert await wait_whole(backend, lease, schedule=schedule(**TOO_LATE), say=print) == (lease, WHOLE)
+
+
+async def test_hours_in_a_queue_do_not_eat_into_the_time_for_labels(backend, lease):
+    """F10: each phase has its own deadline, and it counts from when the phase began."""
+    began = datetime.now(UTC)
+    queued = WAITING.model_copy(update={"phase": Phase.QUEUED, "since": began - timedelta(hours=3)})
+    labelled = WAITING.model_copy(update={"since": began})
+    backend.reports = [queued, queued, labelled, labelled, WHOLE]
+    told: list[str] = []
+
+    await wait_whole(
+        backend, lease, schedule=schedule(ago=3 * 3600, queued=4 * 3600, labelled=60), say=told.append, poll_s=0.01
+    )
+
+    assert [line.partition(":")[0] for line in told] == ["queued", "labelled"]
+
+
+async def test_a_phase_that_is_older_than_the_waiting_counts_from_the_waiting(backend, lease):
+    """A retry has the whole of each deadline before it."""
+    backend.reports = [WAITING.model_copy(update={"since": datetime.now(UTC) - timedelta(days=1)}), WHOLE]
+
+    assert await wait_whole(backend, lease, schedule=schedule(labelled=60), say=print, poll_s=0.01) == (lease, WHOLE)
+
+
+async def test_a_queue_that_takes_too_long_is_named(backend, lease):
+    backend.reports = [WAITING.model_copy(update={"phase": Phase.QUEUED})]
+
+    with pytest.raises(DeadlineExceeded, match=r"the queued deadline .* host 1 is not there"):
+        await wait_whole(backend, lease, schedule=schedule(ago=61, queued=60), say=print)
+
+
+@pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.PROVISIONING])
+async def test_what_ran_on_slices_that_are_queued_again_does_not_stand(backend, lease, phase):
+    backend.reports = [WAITING.model_copy(update={"phase": phase})]
+
+    assert not await stands(backend, lease)
 
 
 async def test_release_goes_on_until_nothing_is_left(backend, lease):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -10,11 +9,8 @@ import pytest
 from raytpu_ops.flows.serving import ServeRequest, remove_application, run_serve
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, UserCodeFailed
 from raytpu_ops.tpu.problems import read
+from tests.unit.flows.conftest import schedule
 from tests.unit.ray.fake_ray import application_row
-
-
-def soon(seconds: float = 30) -> datetime:
-    return datetime.now(UTC) + timedelta(seconds=seconds)
 
 
 def request(**changes: Any) -> ServeRequest:
@@ -23,8 +19,7 @@ def request(**changes: Any) -> ServeRequest:
         "app": "digits.serve:app",
         "args": {"checkpoint": "/c"},
         "route_prefix": "/digits",
-        "labelled_by": soon(),
-        "running_by": soon(),
+        "schedule": schedule(starting=30),
         "poll_s": 0.01,
     }
     return read(ServeRequest, {**values, **changes}, "RayServeOperator")
@@ -80,7 +75,7 @@ async def test_an_application_that_cannot_be_built_fails_with_serves_message(ray
 
 async def test_one_that_never_runs_ends_at_its_deadline(ray, backend, lease):
     with pytest.raises(DeadlineExceeded, match="digits"):
-        await run_serve(backend, lease, request(running_by=soon(0.2)), say=print)
+        await run_serve(backend, lease, request(schedule=schedule(starting=0.2)), say=print)
 
 
 async def test_a_retry_starts_a_failed_application_afresh(ray, backend, lease):
@@ -88,7 +83,7 @@ async def test_a_retry_starts_a_failed_application_afresh(ray, backend, lease):
     told: list[str] = []
 
     with pytest.raises(DeadlineExceeded):
-        await run_serve(backend, lease, request(running_by=soon(0.5)), say=told.append)
+        await run_serve(backend, lease, request(schedule=schedule(starting=0.5)), say=told.append)
 
     assert ray.deployed[0]["applications"] == []
     assert any("removed, to start afresh" in line for line in told)

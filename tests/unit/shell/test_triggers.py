@@ -29,9 +29,10 @@ LEASE = SliceLease(
     expires_at=datetime.now(UTC) + timedelta(hours=1),
 )
 COMMON: dict[str, Any] = {"lease": LEASE.to_xcom(), "owner": OWNER.model_dump(mode="json")}
+SCHEDULE = {"begun": "2030-01-01T00:00:00Z", "deadlines": {}}
 
 TRIGGERS: list[FlowTrigger] = [
-    SlicesReadyTrigger(**COMMON, by="2030-01-01T00:00:00+00:00", poll_s=1.0),
+    SlicesReadyTrigger(**COMMON, schedule=SCHEDULE, poll_s=1.0),
     ReleaseSlicesTrigger(**COMMON, by="2030-01-01T00:00:00+00:00"),
     RayJobTrigger(**COMMON, request={"attempt": {"epoch": 1}}),
     RayServeTrigger(**COMMON, request={"name": "digits"}),
@@ -143,9 +144,7 @@ async def test_a_note_that_airflow_does_not_take_ends_no_job(monkeypatch: pytest
     request = {
         "attempt": {"owner": OWNER.model_dump(mode="json"), "epoch": 0, "number": 0},
         "work": "{}",
-        "labelled_by": "2030-01-01T00:00:00+00:00",
-        "starting": "PT60S",
-        "running": "PT60S",
+        "schedule": SCHEDULE,
     }
 
     result = await Noting(**COMMON, request=request).flow(None)  # type: ignore[arg-type]

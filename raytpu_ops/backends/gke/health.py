@@ -1,0 +1,231 @@
+"""How whole a lease is, judged by all that KubeRay, Kubernetes, Kueue and Ray say at one moment.
+
+Ready takes all of it: KubeRay's conditions of the spec as it is now, every pod ready, and Ray's own
+labels on every host. ``state: ready`` alone has been true with pods pending (kuberay#2188), pods
+have been ready long before Ray labelled them, and Ray remembers hosts that are gone.
+Pure. Not here: how any of it is fetched (``backend.py``).
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+
+from raytpu_ops.backends.gke.manifest import GROUP
+from raytpu_ops.backends.gke.objects import ClusterView, PodView, WorkloadView
+from raytpu_ops.ray.readiness import slices_report
+from raytpu_ops.ray.states import ChipUsage, Holder, RayNode
+from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.readiness import Readiness, SliceReport
+from raytpu_ops.tpu.spec import SliceSpec
+
+#: Kubernetes writes whole seconds, and two machines' clocks differ a little.
+_CLOCKS = timedelta(seconds=2)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What was seen of a lease at one moment.
+
+    :param cluster: the RayCluster, None where there is none.
+    :param pods: its pods.
+    :param workload: Kueue's Workload of it, None where there is none.
+    :param nodes: Ray's nodes, None where Ray does not answer.
+    :param silence: why Ray does not answer, in words.
+    :param holders: who holds chips.
+    :param usage: chips in use, by Ray's node id.
+    :param last_lines: what the pods wrote that end again and again, by pod.
+    """
+
+    cluster: ClusterView | None
+    pods: Sequence[PodView] = ()
+    workload: WorkloadView | None = None
+    nodes: Sequence[RayNode] | None = None
+    silence: str = ""
+    holders: Sequence[Holder] = ()
+    usage: Mapping[str, ChipUsage] = field(default_factory=dict)
+    last_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+
+    @property
+    def head(self) -> PodView | None:
+        """The head's pod."""
+        heads = [pod for pod in self.pods if pod.is_head]
+        return min(heads, key=lambda pod: pod.deleting, default=None)
+
+    @property
+    def hosts(self) -> list[PodView]:
+        """Pods of the hosts."""
+        return [pod for pod in self.pods if not pod.is_head]
+
+    @property
+    def answering(self) -> bool:
+        """Ray can be asked: its head is there and ready."""
+        return self.head is not None and self.head.ready and not self.head.deleting
+
+
+def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
+    """The report.
+
+    :param spec: what was asked for.
+    :param name: of the RayCluster, for messages.
+    :param seen: what was seen.
+    """
+    cluster = seen.cluster
+    if cluster is None:
+        return Readiness(fatal=f"RayCluster {name} does not exist any more")
+    if cluster.deleting:
+        return Readiness(fatal=f"RayCluster {name} is being deleted")
+    phase, since = _phase(spec, cluster, seen)
+    slices = _slices(spec, seen.hosts)
+    if phase is Phase.QUEUED:
+        reports = [SliceReport(name=one, hosts_wanted=spec.shape.hosts, missing=["has no quota yet"]) for one in slices]
+        return Readiness(slices=reports, problems=[_queued(cluster, seen.workload)], phase=phase, since=since)
+    current = _current(seen)
+    report = slices_report(spec, list(slices), current, seen.holders, seen.usage)
+    reports = [_with_pods(one, slices[one.name], seen) for one in report.slices]
+    problems = _problems(spec, cluster, seen, reports) if seen.nodes is None else [*report.problems]
+    if seen.nodes is not None:
+        problems += [*_stale(seen, current), *_problems(spec, cluster, seen, reports)]
+    return Readiness(
+        slices=reports,
+        head_alive=report.head_alive and seen.nodes is not None,
+        problems=problems,
+        phase=phase,
+        since=since,
+    )
+
+
+def _phase(spec: SliceSpec, cluster: ClusterView, seen: Seen) -> tuple[Phase, datetime | None]:
+    """What the lease waits for, and since when."""
+    workload = seen.workload
+    if cluster.suspended or (cluster.queue and workload is not None and workload.admitted is None):
+        return Phase.QUEUED, (workload.queued_since if workload else None) or cluster.created
+    granted = _latest([cluster.created, workload.admitted if workload else None])
+    hosts = [pod for pod in seen.hosts if not pod.deleting]
+    if len(hosts) < spec.hosts or not all(pod.is_placed for pod in hosts):
+        waiting = [pod.created for pod in hosts if not pod.is_placed]
+        return Phase.PROVISIONING, _latest([granted, *waiting])
+    placed = [pod.scheduled.since for pod in hosts if pod.scheduled]
+    return Phase.LABELLED, _latest([granted, *placed])
+
+
+def _latest(instants: Sequence[datetime | None]) -> datetime | None:
+    return max((one for one in instants if one is not None), default=None)
+
+
+def _queued(cluster: ClusterView, workload: WorkloadView | None) -> str:
+    if not cluster.queue:
+        return f"RayCluster {cluster.name} is suspended, and not by a queue: somebody set spec.suspend"
+    where = f"queued by Kueue in LocalQueue {cluster.queue}"
+    if workload is None:
+        return f"{where}: Kueue has not looked at it yet; is there such a LocalQueue in the namespace?"
+    evicted = f" (it was admitted before and lost its quota: {workload.evicted})" if workload.evicted else ""
+    return f"{where}: {workload.why or 'no reason is given yet'}{evicted}"
+
+
+def _slices(spec: SliceSpec, hosts: Sequence[PodView]) -> dict[str, list[PodView]]:
+    """The pods of each slice, by its name; slices that have no pod yet are empty."""
+    replicas: dict[int, list[PodView]] = defaultdict(list)
+    for pod in hosts:
+        if pod.replica is not None:
+            replicas[pod.replica].append(pod)
+    # One whose pods are all on their way out has been replaced, or is about to be.
+    staying = sorted(
+        replicas, key=lambda number: (all(pod.deleting for pod in replicas[number]), -len(replicas[number]), number)
+    )[: spec.num_slices]
+    free = (number for number in range(2 * spec.num_slices) if number not in staying)
+    numbers = sorted([*staying, *(next(free) for _ in range(spec.num_slices - len(staying)))])
+    return {_slice_name(number, replicas.get(number, [])): replicas.get(number, []) for number in numbers}
+
+
+def _slice_name(number: int, pods: Sequence[PodView]) -> str:
+    return next((pod.slice_name for pod in pods if pod.slice_name), f"{GROUP}-{number}")
+
+
+def _current(seen: Seen) -> list[RayNode]:
+    """Ray's nodes that are what runs in the pods now; earlier lives of a pod or an address are left out."""
+    runs = {pod.ip: pod.running_since for pod in seen.pods if pod.ip and pod.running_since and not pod.deleting}
+    return [
+        node
+        for node in seen.nodes or ()
+        if node.address in runs and (node.started_at is None or node.started_at >= runs[node.address] - _CLOCKS)
+    ]
+
+
+def _stale(seen: Seen, current: Sequence[RayNode]) -> list[str]:
+    """Hosts that Ray still counts on and that are gone: it would reserve them for the next job."""
+    known = {node.node_id for node in current}
+    gone = [node for node in seen.nodes or () if node.alive and node.slice_name and node.node_id not in known]
+    return [
+        f"Ray has not noticed yet that {node.slice_name} worker {node.worker_id} at {node.address} is gone"
+        for node in gone
+    ]
+
+
+def _with_pods(report: SliceReport, pods: Sequence[PodView], seen: Seen) -> SliceReport:
+    """The slice's report with what its pods say: which of them waits, and why."""
+    labelled = {host.address for host in report.hosts}
+    missing = list(report.missing)
+    if len(pods) < report.hosts_wanted:
+        missing.append(f"KubeRay has made {len(pods)} of its {report.hosts_wanted} pods")
+    missing += [
+        f"pod {pod.name}{_number(pod)} {pod.words()}{_lines(pod, seen)}"
+        for pod in sorted(pods, key=lambda pod: (pod.host is None, pod.host or 0, pod.name))
+        if pod.deleting or pod.is_over or pod.ip not in labelled
+    ]
+    missing += _twins(pods)
+    over = any(pod.is_over and not pod.deleting for pod in pods)
+    return report.model_copy(update={"missing": missing, "broken": report.broken or over})
+
+
+def _number(pod: PodView) -> str:
+    number = pod.worker_id if pod.worker_id is not None else pod.host
+    return "" if number is None else f" (worker {number})"
+
+
+def _twins(pods: Sequence[PodView]) -> list[str]:
+    """Pods of one slice that were given the same worker id (F19)."""
+    by_id: dict[str, list[str]] = defaultdict(list)
+    for pod in pods:
+        if pod.worker_id is not None and not pod.deleting:
+            by_id[pod.worker_id].append(pod.name)
+    return [
+        f"pods {' and '.join(sorted(names))} all have TPU_WORKER_ID {number}"
+        for number, names in sorted(by_id.items())
+        if len(names) > 1
+    ]
+
+
+def _problems(spec: SliceSpec, cluster: ClusterView, seen: Seen, reports: Sequence[SliceReport]) -> list[str]:
+    """What keeps it from being ready beyond single slices."""
+    found = []
+    if not cluster.seen:
+        found.append("KubeRay has not looked at the RayCluster yet; does its operator watch the namespace?")
+    if cluster.failure:
+        found.append(f"KubeRay: {cluster.failure}")
+    head = seen.head
+    if head is None:
+        found.append("KubeRay has not made the head's pod yet")
+    elif not seen.answering:
+        found.append(f"head pod {head.name} {head.words()}{_lines(head, seen)}")
+    elif seen.silence:
+        found.append(f"Ray does not answer: {seen.silence}")
+    if not found and all(report.whole for report in reports):
+        found += _lagging(spec, cluster)
+    return found
+
+
+def _lagging(spec: SliceSpec, cluster: ClusterView) -> list[str]:
+    """KubeRay's own conditions, where all else is as it should be."""
+    if cluster.ready_workers != spec.hosts:
+        return [f"KubeRay counts {cluster.ready_workers} of {spec.hosts} host pods as ready"]
+    if not cluster.head_ready:
+        return ["KubeRay does not count the head's pod as ready"]
+    return [] if cluster.provisioned else ["KubeRay does not count the RayCluster as provisioned"]
+
+
+def _lines(pod: PodView, seen: Seen) -> str:
+    lines = seen.last_lines.get(pod.name)
+    return f"; its last words: {' | '.join(lines)}" if lines else ""

@@ -1,0 +1,118 @@
+"""What a DAG author or a connection may say about RayClusters on Kubernetes.
+
+Everything has a default that works on GKE with KubeRay installed. Not here: which cluster that is
+(``access.py``) and how a setting becomes a manifest (``manifest.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.fields import Line, PlainDict, Word
+from raytpu_ops.tpu.problems import Checked, read
+
+#: The oldest Ray that a manifest may name: slices are first-class since.
+OLDEST_RAY = (2, 55)
+_DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?\Z")
+_RAY = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9]+\Z")
+
+
+def _dns_label(value: str) -> str:
+    if not _DNS_LABEL.match(value):
+        raise ValueError("must be a Kubernetes name: lower-case letters, digits and dashes, at most 63 characters")
+    return value
+
+
+def _quantity(value: str) -> str:
+    if not _QUANTITY.match(value):
+        raise ValueError("must be a Kubernetes quantity such as '4', '500m' or '16Gi'")
+    return value
+
+
+def _ray_version(value: str) -> str:
+    match = _RAY.match(value)
+    if not match:
+        raise ValueError("must be a version such as '2.60.0'")
+    if (int(match[1]), int(match[2])) < OLDEST_RAY:
+        raise ValueError(f"must be {'.'.join(map(str, OLDEST_RAY))} or newer: slices are first-class since")
+    return value
+
+
+DnsLabel = Annotated[Word, AfterValidator(_dns_label)]
+Quantity = Annotated[Word, AfterValidator(_quantity)]
+RayVersion = Annotated[Word, AfterValidator(_ray_version)]
+
+
+class Resources(Checked):
+    """What a pod asks for, beside its chips.
+
+    :param cpu: CPUs that are requested; no limit is set.
+    :param memory: memory that is requested, and for the head its limit too.
+    """
+
+    cpu: Quantity
+    memory: Quantity
+
+
+class Settings(Checked):
+    """The options of the ``gke`` backend.
+
+    :param namespace: where RayClusters are made.
+    :param image: image of head and hosts; it needs Ray, and for training JAX.
+    :param ray_version: Ray's version in that image; KubeRay judges features by it.
+    :param runtime: ``upload`` sends this package's own code to the cluster, once for each content; ``image``
+        says that the image has it.
+    :param service_account: of the pods; for ``gs://`` by Workload Identity.
+    :param head: what the head asks for.
+    :param host: what each TPU host asks for, beside its chips.
+    :param head_start_params: further ``rayStartParams`` of the head.
+    :param host_start_params: further ``rayStartParams`` of the hosts.
+    :param head_template: pod template that is merged over the head's, as ``kubectl patch`` does it.
+    :param host_template: pod template that is merged over the hosts'.
+    :param labels: further labels of the RayCluster and its pods.
+    :param queue: a Kueue LocalQueue; the RayCluster waits there for quota.
+    :param queue_priority: a Kueue WorkloadPriorityClass.
+    :param compute_class: a GKE ComputeClass whose nodes are wanted.
+    :param reach: how Ray is reached: ``proxy`` through the API server, ``service`` from inside the cluster.
+    :param dashboard_url: where Ray's dashboard is reached instead; ``{name}`` and ``{namespace}`` are filled in.
+    :param serve_url: the same for Serve.
+    :raises InvalidSpec: one line: where, what is wrong, what would be right.
+    """
+
+    namespace: DnsLabel = "default"
+    image: Line = "rayproject/ray:2.60.0-py311"
+    ray_version: RayVersion = "2.60.0"
+    runtime: Literal["upload", "image"] = "upload"
+    service_account: DnsLabel | None = None
+    head: Resources = Field(default_factory=lambda: Resources(cpu="2", memory="8Gi"))
+    host: Resources = Field(default_factory=lambda: Resources(cpu="8", memory="32Gi"))
+    head_start_params: dict[Word, Word] = Field(default_factory=dict)
+    host_start_params: dict[Word, Word] = Field(default_factory=dict)
+    head_template: PlainDict = Field(default_factory=dict)
+    host_template: PlainDict = Field(default_factory=dict)
+    labels: dict[Word, Word] = Field(default_factory=dict)
+    queue: DnsLabel | None = None
+    queue_priority: DnsLabel | None = None
+    compute_class: DnsLabel | None = None
+    reach: Literal["proxy", "service"] = "proxy"
+    dashboard_url: Line | None = None
+    serve_url: Line | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.queue_priority and not self.queue:
+            raise InvalidSpec("queue_priority: is Kueue's and needs queue='…', the LocalQueue's name")
+        return self
+
+    @classmethod
+    def of(cls, options: object) -> Self:
+        """Read what a person wrote.
+
+        :raises InvalidSpec: one line: where, what is wrong, what would be right.
+        """
+        return read(cls, options, "backend 'gke'")
