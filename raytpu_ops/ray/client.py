@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from raytpu_ops.ray import cluster, jobs, logs, packages, serving
+from raytpu_ops.ray.credentials import AuthHeader, BearerToken, Credentials
 from raytpu_ops.ray.logs import LogCursor
 from raytpu_ops.ray.states import (
     ChipUsage,
@@ -31,7 +32,8 @@ from raytpu_ops.ray.states import (
     RayVersion,
     ServeApplication,
 )
-from raytpu_ops.ray.transport import AuthHeader, Transport
+from raytpu_ops.ray.transport import Transport
+from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.waits import utc_now
 
 Answer = TypeVar("Answer")
@@ -44,26 +46,33 @@ class RayClient:
     :class:`~raytpu_ops.tpu.errors.Misconfigured` where asking again cannot help.
 
     :param address: base URL of the dashboard, ``http://host:port``.
-    :param token: Ray's token; it appears in no log, message or ``repr``.
+    :param credentials: prove who asks, and say whom to trust.
+    :param token: short for credentials that are Ray's token alone; it appears in no log, message or ``repr``.
     :param auth_header: the header that carries the token: ``x-ray-authorization`` behind a proxy that
         keeps ``authorization`` for itself.
     :param timeout_s: seconds until one request counts as unanswered.
     :param transport: an httpx transport that takes the network's place in tests.
     :param sleep: pauses between attempts, seconds.
+    :raises InvalidSpec: for an address that is none, or a token that no header can carry.
     """
 
     def __init__(
         self,
         address: str,
         *,
+        credentials: Credentials | None = None,
         token: str | None = None,
         auth_header: AuthHeader = "authorization",
         timeout_s: float = 30.0,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
+        if token is not None:
+            if credentials is not None:
+                raise InvalidSpec("Ray's token was given twice: as credentials and as token; leave one out")
+            credentials = BearerToken(token, auth_header)
         self._transport = Transport(
-            address, token=token, auth_header=auth_header, timeout_s=timeout_s, transport=transport, sleep=sleep
+            address, credentials=credentials, timeout_s=timeout_s, transport=transport, sleep=sleep
         )
 
     def __repr__(self) -> str:

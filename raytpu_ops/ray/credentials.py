@@ -11,6 +11,8 @@ import ssl
 from collections.abc import Mapping
 from typing import Literal, Protocol, runtime_checkable
 
+from raytpu_ops.tpu.errors import InvalidSpec
+
 AuthHeader = Literal["authorization", "x-ray-authorization"]
 
 
@@ -27,3 +29,39 @@ class Credentials(Protocol):
 
     async def tls(self) -> ssl.SSLContext | None:
         """The TLS context for ``https`` addresses; None for the machine's own trust."""
+
+
+class BearerToken:
+    """A token that stays as it is.
+
+    :param token: Ray's token.
+    :param header: the header that carries it. ``x-ray-authorization`` where a proxy such as the
+        Kubernetes API server keeps ``authorization`` for itself.
+    :raises InvalidSpec: it cannot stand in a header; the message does not show it.
+    """
+
+    def __init__(self, token: str, header: AuthHeader = "authorization") -> None:
+        self._token = check_token(token)
+        self.header = header
+
+    def __repr__(self) -> str:
+        return f"BearerToken('***', {self.header!r})"
+
+    async def headers(self, *, renew: bool = False) -> Mapping[str, str]:
+        """The header; the same again where a new one is asked for."""
+        return {self.header: f"Bearer {self._token}"}
+
+    async def tls(self) -> ssl.SSLContext | None:
+        """The machine's own trust."""
+        return None
+
+
+def check_token(token: str) -> str:
+    """The token without white space around it.
+
+    :raises InvalidSpec: when it cannot stand in a header; the message does not show it.
+    """
+    token = token.strip()
+    if not token or not token.isascii() or not token.isprintable() or " " in token:
+        raise InvalidSpec("Ray's token is empty or holds characters that no header can carry; read its file again")
+    return token

@@ -22,12 +22,12 @@ import asyncio
 import codecs
 import io
 import logging
+import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from urllib.parse import urlsplit, urlunsplit
 
-import httpx
-from websockets.asyncio.client import connect
+from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosedOK, InvalidStatus, WebSocketException
 
 from raytpu_ops.ray import jobs
@@ -183,21 +183,13 @@ async def tail(transport: Transport, submission_id: str, *, silence_s: float = S
     """
     scheme, host, path, *_ = urlsplit(transport.address)
     asked = f"{path}{jobs.job_path(submission_id, '/logs/tail')}"
-    connection = _Connect(
-        urlunsplit(("wss" if scheme == "https" else "ws", host, asked, "", "")),
-        additional_headers=transport.headers,
-        compression=None,
-        ping_interval=None,
-        max_size=None,  # one line is one message, however long
-        open_timeout=transport.timeout_s,
-        close_timeout=0.5,  # Ray's side does not answer a close either
-        proxy=None if transport.is_loopback else True,
-        logger=_WIRE,
-    )
+    url = urlunsplit(("wss" if scheme == "https" else "ws", host, asked, "", ""))
     try:
-        async with connection as socket:
+        async with await _opened(transport, url) as socket:
             while True:
-                piece = await asyncio.wait_for(socket.recv(), silence_s)
+                # Not asyncio.wait_for: in Python 3.11 it drops a cancellation that comes together with a piece.
+                async with asyncio.timeout(silence_s):
+                    piece = await socket.recv()
                 yield piece if isinstance(piece, str) else piece.decode(errors="replace")
     except ConnectionClosedOK:
         return
@@ -213,6 +205,32 @@ async def tail(transport: Transport, submission_id: str, *, silence_s: float = S
         raise RemoteUnavailable(
             f"Ray at {transport.address}: the log tail of {submission_id} broke: {str(error) or type(error).__name__}"
         ) from error
+
+
+async def _opened(transport: Transport, url: str) -> ClientConnection:
+    """The websocket; opened once more where the credentials were refused and there are new ones."""
+    shown = await transport.headers()
+    try:
+        return await _connection(transport, url, shown, await transport.tls())
+    except InvalidStatus as error:
+        if error.response.status_code != 401 or (renewed := await transport.headers(renew=True)) == shown:
+            raise
+    return await _connection(transport, url, renewed, await transport.tls())
+
+
+def _connection(transport: Transport, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> _Connect:
+    return _Connect(
+        url,
+        additional_headers=headers,
+        ssl=tls,
+        compression=None,
+        ping_interval=None,
+        max_size=None,  # one line is one message, however long
+        open_timeout=transport.timeout_s,
+        close_timeout=0.5,  # Ray's side does not answer a close either
+        proxy=None if transport.is_loopback else True,
+        logger=_WIRE,
+    )
 
 
 async def whole(transport: Transport, job: JobInfo) -> AsyncGenerator[str, None]:
@@ -232,21 +250,17 @@ async def whole(transport: Transport, job: JobInfo) -> AsyncGenerator[str, None]
         "lines": -1,
         "timeout": _WHOLE_LOG_S,
     }
-    path = "/api/v0/logs/file"
     # The same newlines as in Ray's own text: "\r\n" and "\r" become "\n".
     utf8 = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder("utf-8")(errors="replace"), translate=True)
-    try:
-        async with transport.http.stream("GET", f"{transport.address}{path}", params=dict(params)) as response:
-            if not response.is_success:
-                await response.aread()
-                if _NO_FILE in response.text:
-                    return
-            transport.check(response)
-            async for piece in response.aiter_bytes():
-                yield utf8.decode(piece)
-            yield utf8.decode(b"", final=True)
-    except httpx.HTTPError as error:
-        raise transport.translate(error, f"GET {path}") from error
+    async with transport.stream("/api/v0/logs/file", params) as response:
+        if not response.is_success:
+            await response.aread()
+            if _NO_FILE in response.text:
+                return
+        transport.check(response)
+        async for piece in response.aiter_bytes():
+            yield utf8.decode(piece)
+        yield utf8.decode(b"", final=True)
 
 
 async def _whole_as_json(transport: Transport, submission_id: str) -> str:

@@ -12,16 +12,20 @@ import asyncio
 import ipaddress
 import re
 import ssl
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, Literal, TypeVar
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 import httpx
 import tenacity
 
+from raytpu_ops.ray.auth import RenewingAuth
+from raytpu_ops.ray.credentials import AuthHeader as AuthHeader
+from raytpu_ops.ray.credentials import Credentials
+from raytpu_ops.ray.kubernetes import status_of
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RayTpuError, RemoteUnavailable
 
-AuthHeader = Literal["authorization", "x-ray-authorization"]
 Answer = TypeVar("Answer")
 
 #: HTTP statuses that go away by themselves, each with the reason (F28). 5xx beyond these too.
@@ -61,9 +65,7 @@ class Transport:
     """Sends requests to one dashboard.
 
     :param address: base URL, ``http://host:port``, with a path where a proxy needs one.
-    :param token: Ray's token, None where Ray runs without; never logged, not in ``repr``.
-    :param auth_header: the header that carries it. ``x-ray-authorization`` where a proxy such as the
-        Kubernetes API server keeps ``authorization`` for itself.
+    :param credentials: prove who asks; None where Ray runs without a token.
     :param timeout_s: seconds until one request counts as unanswered.
     :param transport: an httpx transport that takes the network's place in tests.
     :param sleep: pauses between attempts.
@@ -73,64 +75,80 @@ class Transport:
         self,
         address: str,
         *,
-        token: str | None = None,
-        auth_header: AuthHeader = "authorization",
+        credentials: Credentials | None = None,
         timeout_s: float = 30.0,
         transport: httpx.AsyncBaseTransport | None = None,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         self.address = check_address(address)
-        self.auth_header = auth_header
         self.timeout_s = timeout_s
-        self._token = check_token(token)
-        self._transport = transport
         self.sleep = sleep
+        self._credentials = credentials
+        self._transport = transport
+        self._shown: tuple[str, ...] = ()  # names of the headers that were sent last
+        self._is_open = False
+        self._opening = asyncio.Lock()
+        self._tls: ssl.SSLContext | None = None
         self._http: httpx.AsyncClient | None = None
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.address!r}, token={'***' if self._token else None})"
+        return f"{type(self).__name__}({self.address!r})"
 
-    @property
-    def headers(self) -> dict[str, str]:
-        """Headers that prove who asks. A secret: for the wire only."""
-        return {self.auth_header: f"Bearer {self._token}"} if self._token else {}
+    async def headers(self, renew: bool = False) -> dict[str, str]:
+        """Headers that prove who asks. A secret: for the wire only.
+
+        :param renew: the last ones were refused.
+        :raises RayTpuError: they cannot be had.
+        """
+        headers = {} if self._credentials is None else dict(await self._credentials.headers(renew=renew))
+        self._shown = tuple(headers)
+        return headers
 
     @property
     def is_loopback(self) -> bool:
         """The dashboard is on this machine, where no proxy of the environment may step in between."""
-        host = urlsplit(self.address).hostname or ""
-        try:
-            return ipaddress.ip_address(host).is_loopback
-        except ValueError:
-            return host == "localhost"
+        return is_loopback(self.address)
 
     async def open(self) -> None:
-        """Begin; safe to call again."""
-        if self._http is None:
-            self._http = httpx.AsyncClient(
-                headers=self.headers,
-                timeout=httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s)),
-                transport=self._transport,
-                follow_redirects=False,  # a redirect would carry the token to somebody else
-                trust_env=not self.is_loopback,
-                # Loading the certificates takes a tenth of a second, for a connection that has no TLS.
-                verify=not self.is_loopback or self.address.startswith("https:"),
-            )
+        """Begin; safe to call again. Nobody is asked yet: whatever fails, fails where it is tried again."""
+        self._is_open = True
 
     async def close(self) -> None:
         """End; safe to call again."""
+        self._is_open = False
         if self._http is not None:
             http, self._http = self._http, None
             await http.aclose()
 
-    @property
-    def http(self) -> httpx.AsyncClient:
-        """The open client.
+    async def tls(self) -> ssl.SSLContext | None:
+        """What an ``https`` address is checked against; None for an address without TLS.
+
+        :raises RayTpuError: the credentials cannot say.
+        """
+        if self._tls is None and self.address.startswith("https:"):
+            own = None if self._credentials is None else await self._credentials.tls()
+            # Loading the machine's certificates takes a tenth of a second.
+            self._tls = own or await asyncio.to_thread(httpx.create_ssl_context, trust_env=not self.is_loopback)
+        return self._tls
+
+    async def http(self) -> httpx.AsyncClient:
+        """The client, made when it is first asked for.
 
         :raises RuntimeError: outside ``async with``.
         """
-        if self._http is None:
+        if not self._is_open:
             raise RuntimeError(f"{self!r} is not open: use `async with client:`")
+        async with self._opening:
+            if self._http is None:
+                self._http = httpx.AsyncClient(
+                    auth=RenewingAuth(self.headers),
+                    timeout=httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s)),
+                    transport=self._transport,
+                    follow_redirects=False,  # a redirect would carry the token to somebody else
+                    trust_env=not self.is_loopback,
+                    # Without TLS on this machine: nothing to load, nothing to check.
+                    verify=await self.tls() or not self.is_loopback,
+                )
         return self._http
 
     async def get(self, path: str, *, params: Mapping[str, str | int] | None = None) -> httpx.Response:
@@ -177,10 +195,24 @@ class Transport:
 
         :raises RayTpuError: nothing came.
         """
+        http = await self.http()
         try:
-            return await self.http.request(method, f"{self.address}{path}", **options)
+            return await http.request(method, f"{self.address}{path}", **options)
         except httpx.HTTPError as error:
             raise self.translate(error, f"{method} {path}") from error
+
+    @asynccontextmanager
+    async def stream(self, path: str, params: Mapping[str, str | int]) -> AsyncGenerator[httpx.Response, None]:
+        """A GET whose answer is read piece by piece, with whatever status comes.
+
+        :raises RayTpuError: nothing came, or it broke.
+        """
+        http = await self.http()
+        try:
+            async with http.stream("GET", f"{self.address}{path}", params=dict(params)) as response:
+                yield response
+        except httpx.HTTPError as error:
+            raise self.translate(error, f"GET {path}") from error
 
     async def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
         response = await self.bare(method, path, **options)
@@ -204,13 +236,15 @@ class Transport:
         :param asked: method and path, for the message.
         :param location: where a redirect points.
         """
-        answer = f"Ray at {self.address} answered {status} to {asked}"
-        if status in (401, 403):
-            had = "the token that was sent is not the cluster's" if self._token else "no token was sent"
-            return Misconfigured(
-                f"{answer}: {had} (header {self.auth_header}). Pass the cluster's token; where a proxy keeps that "
-                f"header for itself, use auth_header='x-ray-authorization'. {quoted(text)}".strip()
-            )
+        if (kubernetes := status_of(status, text)) is not None:
+            answer = f"Kubernetes in front of Ray at {self.address} answered {status} to {asked}"
+            if kubernetes.is_refusal:
+                return Misconfigured(f"{answer}: {kubernetes.refusal()}")
+            text = kubernetes.message
+        else:
+            answer = f"Ray at {self.address} answered {status} to {asked}"
+            if status in (401, 403):
+                return Misconfigured(f"{answer}: {self._refused_token()} {quoted(text)}".strip())
         if 300 <= status < 400:
             return Misconfigured(f"{answer}: a redirect to {location!r}; give the address behind it")
         if status == 501 or _WRAPPED_REFUSAL in text:
@@ -218,6 +252,16 @@ class Transport:
         if status in RETRYABLE_STATUS or status >= 500:
             return RemoteUnavailable(f"{answer}: {quoted(text) or RETRYABLE_STATUS.get(status, 'no text')}")
         return Misconfigured(f"{answer}: {quoted(text)}")
+
+    def _refused_token(self) -> str:
+        had = "the token that was sent is not the cluster's" if self._shown else "no token was sent"
+        header = ", ".join(self._shown) or "authorization"
+        if "x-ray-authorization" in self._shown:
+            return f"{had} (header {header}). Pass the cluster's token."
+        return (
+            f"{had} (header {header}). Pass the cluster's token; where a proxy keeps that header for itself, use "
+            "auth_header='x-ray-authorization'."
+        )
 
     def translate(self, error: httpx.HTTPError, asked: str) -> RayTpuError:
         """Our error for one of httpx."""
@@ -243,6 +287,15 @@ def decoded(response: httpx.Response) -> Any:
         raise RemoteUnavailable(f"{asked}: the answer is no JSON: {quoted(response.text)}") from error
 
 
+def is_loopback(address: str) -> bool:
+    """Whether the host of that URL is this machine."""
+    host = urlsplit(address).hostname or ""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
 def check_address(address: str) -> str:
     """The base URL without a slash at the end.
 
@@ -260,19 +313,6 @@ def check_address(address: str) -> str:
     if parts.query or parts.fragment:
         raise InvalidSpec(f"Ray's address {_safe(address)!r} has more than a path; write http://host:port")
     return str(address).rstrip("/")
-
-
-def check_token(token: str | None) -> str | None:
-    """The token without white space around it.
-
-    :raises InvalidSpec: when it cannot stand in a header; the message does not show it.
-    """
-    if token is None:
-        return None
-    token = token.strip()
-    if not token or not token.isascii() or not token.isprintable() or " " in token:
-        raise InvalidSpec("Ray's token is empty or holds characters that no header can carry; read its file again")
-    return token
 
 
 def quoted(text: str) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -90,11 +91,32 @@ def status(code: int, text: str = "some text") -> Fault:
 GARBAGE, RESET, HANG = Fault("garbage"), Fault("reset"), Fault("hang")
 
 
-class FakeRay:
-    """The dashboard; use as an async context manager."""
+def kubernetes_status(code: int, message: str, reason: str = "") -> Fault:
+    """A fault: what a Kubernetes API server in front of Ray answers by itself."""
+    body = {"kind": "Status", "apiVersion": "v1", "metadata": {}, "status": "Failure", "message": message}
+    return status(code, json.dumps({**body, "reason": reason, "code": code}))
 
-    def __init__(self, token: str | None = None) -> None:
+
+class FakeRay:
+    """The dashboard; use as an async context manager.
+
+    :param token: what Ray asks for.
+    :param prefix: the path below which it answers.
+    :param tls: speak TLS.
+    :param front: a Kubernetes API server stands in front that keeps ``authorization`` for itself and
+        accepts these tokens in it.
+    """
+
+    def __init__(
+        self,
+        token: str | None = None,
+        *,
+        prefix: str = "",
+        tls: ssl.SSLContext | None = None,
+        front: Collection[str] | None = None,
+    ) -> None:
         self.token = token
+        self.prefix, self.tls, self.front = prefix, tls, front
         self.jobs: dict[str, FakeJob] = {}
         self.rows: dict[str, list[dict[str, Any]]] = {"nodes": [], "placement_groups": [], "actors": [], "tasks": []}
         self.usage: dict[str, Any] = {}
@@ -112,7 +134,8 @@ class FakeRay:
         self._faults.append((request, deque(faults)))
 
     async def __aenter__(self) -> FakeRay:
-        app = web.Application(middlewares=[self._door], client_max_size=200 * 1024**2)
+        outer = web.Application(middlewares=[self._door], client_max_size=200 * 1024**2)
+        app = web.Application(client_max_size=200 * 1024**2) if self.prefix else outer
         app.add_routes(
             [
                 web.get("/api/version", self._version),
@@ -132,13 +155,15 @@ class FakeRay:
                 web.put("/api/serve/applications/", self._deploy),
             ]
         )
-        self._runner = web.AppRunner(app, shutdown_timeout=0.1)
+        if self.prefix:
+            outer.add_subapp(self.prefix, app)
+        self._runner = web.AppRunner(outer, shutdown_timeout=0.1)
         await self._runner.setup()
-        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        site = web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=self.tls)
         await site.start()
         assert site._server is not None
         self.port = site._server.sockets[0].getsockname()[1]  # type: ignore[attr-defined]
-        self.address = f"http://127.0.0.1:{self.port}"
+        self.address = f"{'https' if self.tls else 'http'}://127.0.0.1:{self.port}{self.prefix}"
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -151,11 +176,16 @@ class FakeRay:
 
     @web.middleware
     async def _door(self, request: web.Request, handler: Any) -> web.StreamResponse:
-        asked = f"{request.method} {request.path}"
+        asked = f"{request.method} {request.path.removeprefix(self.prefix)}"
         self.requests.append(asked)
         self.seen.append(request)
+        names = ["authorization", "x-ray-authorization"]
+        if self.front is not None:
+            front = request.headers.get(names.pop(0))
+            if front not in {f"Bearer {token}" for token in self.front}:
+                return await self._fault(request, kubernetes_status(401, "Unauthorized", "Unauthorized"))
         if self.token is not None:
-            shown = request.headers.get("authorization") or request.headers.get("x-ray-authorization")
+            shown = next((request.headers[name] for name in names if request.headers.get(name)), None)
             if shown is None:
                 return web.Response(status=401, text="Unauthorized: Missing authentication token")
             if shown != f"Bearer {self.token}":
