@@ -94,11 +94,25 @@ def ui(
 
 
 @app.command()
-def doctor(root: Root = None, as_json: Json = False) -> None:
-    """Check what the local backend and the demo need on this machine; say what is missing and how to get it."""
-    from raytpu_ops.cli.doctor import report
+def doctor(
+    backend: Backend = "local",
+    root: Root = None,
+    kubeconfig: Annotated[
+        str | None, typer.Option("--kubeconfig", help="gke: the file; default $KUBECONFIG.", show_default=False)
+    ] = None,
+    context: Annotated[
+        str | None, typer.Option("--context", help="gke: of the kubeconfig; default its own.", show_default=False)
+    ] = None,
+    namespace: Annotated[
+        str | None, typer.Option("--namespace", help="gke: of the RayClusters.", show_default="default")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Check what a backend needs, of this machine or of a cluster; say what is missing and how to get it."""
+    from raytpu_ops.cli.doctor import look, report
 
-    sys.exit(report(root, as_json=as_json))
+    found = look(backend, root=root, kubeconfig=kubeconfig, context=context, namespace=namespace)
+    sys.exit(report(found, as_json=as_json))
 
 
 @app.command()

@@ -1,35 +1,19 @@
-"""``raytpu doctor``: whether this machine can play TPU hosts, and what to do where it can't."""
+"""What ``raytpu doctor`` shows: one row for each thing that was looked at, and what to do about it.
+
+Not here: what is looked at. ``doctor_local.py`` knows what this machine needs to play TPU hosts,
+``doctor_gke.py`` what a cluster needs for the ``gke`` backend.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import os
-import socket
-import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
 
-import psutil
-
-from raytpu_ops.demo.places import example_dags
-from raytpu_ops.tpu.errors import RayTpuError
-
-#: Oldest versions that do what we need; ``pyproject.toml`` says why.
-_OLDEST = {
-    "apache-airflow": (3, 3),
-    "ray": (2, 55),
-    "jax": (0, 7),
-    "flax": (0, 10),
-    "optax": (0, 2),
-    "orbax-checkpoint": (0, 11),
-    "scikit-learn": (1, 5),
-}
-_LOCAL = "pip install 'raytpu-ops[local]'"
-#: Head, four hosts and their workers while they train, and Airflow: 6 GB were seen.
-_MEMORY_GB = 8
-_CORES = 2
+from raytpu_ops.tpu.errors import InvalidSpec
 
 
 @dataclass(frozen=True)
@@ -41,6 +25,7 @@ class Check:
     :param found: what was found.
     :param help: what to do; empty where all is well.
     :param needed: False where things work without it, only worse.
+    :param seen: False where it could not be looked at: neither good nor bad.
     """
 
     name: str
@@ -48,65 +33,45 @@ class Check:
     found: str
     help: str = ""
     needed: bool = True
+    seen: bool = True
+
+    @property
+    def missing(self) -> bool:
+        """Whether nothing will work until it is mended."""
+        return self.needed and self.seen and not self.ok
 
 
-def report(root: Path | None, *, as_json: bool) -> int:
-    """Print every check; the exit code: 1 when something that is needed is missing."""
-    found = checks(root)
-    if as_json:
-        print(json.dumps([asdict(check) for check in found], indent=2))
-    else:
-        _print(found)
-    return 1 if any(check.needed and not check.ok for check in found) else 0
+def unseen(name: str, found: str, help_: str = "") -> Check:
+    """The row for something that could not be looked at.
 
-
-def checks(root: Path | None) -> list[Check]:
-    """Look at everything; nothing is changed.
-
-    :param root: root folder of the local backend; None for the user's own.
+    :param name: what.
+    :param found: why not.
+    :param help_: how it could be.
     """
-    looks: list[Callable[[], Check]] = [_python]
-    looks += [lambda name=name: _package(name) for name in _OLDEST]  # type: ignore[misc]
-    looks += [lambda: _root(root), _loopback, _cores, _memory, _bytecode, _dags]
-    return [look() for look in looks]
+    return Check(name, False, found, help_, needed=False, seen=False)
 
 
-def _print(found: list[Check]) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
+def package(name: str, oldest: tuple[int, ...], how: str) -> Check:
+    """Whether a package is installed, and new enough.
 
-    table = Table(box=None, pad_edge=False)
-    for name in ("", "check", "found", "what to do"):
-        table.add_column(name, overflow="fold")
-    for check in found:
-        sign, style = ("ok", "green") if check.ok else (("missing", "red") if check.needed else ("better", "yellow"))
-        table.add_row(Text(sign, style=style), check.name, Text(check.found), Text(check.help))
-    console = Console()
-    console.print(table)
-    missing = [check.name for check in found if check.needed and not check.ok]
-    console.print(f"missing: {', '.join(missing)}" if missing else "all that is needed is here", highlight=False)
-
-
-def _python() -> Check:
-    version = ".".join(str(part) for part in sys.version_info[:3])
-    ok = sys.version_info >= (3, 11)
-    return Check("python", ok, version, "" if ok else "install Python 3.11 or newer")
-
-
-def _package(name: str) -> Check:
-    oldest = _OLDEST[name]
-    wanted = ".".join(str(part) for part in oldest)
-    how = f"pip install 'apache-airflow>={wanted}'" if name == "apache-airflow" else _LOCAL
+    :param name: of the distribution.
+    :param oldest: the oldest version that does what we need.
+    :param how: the command that gets it.
+    """
     try:
         found = metadata.version(name)
     except metadata.PackageNotFoundError:
         return Check(name, False, "not installed", how)
-    ok = _numbers(found) >= oldest
+    ok = numbers(found) >= oldest
+    wanted = ".".join(str(part) for part in oldest)
     return Check(name, ok, found, "" if ok else f"{wanted} or newer is needed: {how}")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def numbers(version: str) -> tuple[int, ...]:
+    """A version as numbers that compare: ``2.60.0rc1`` is (2, 60, 1) here, which is near enough for a minimum.
+
+    :param version: of a package.
+    """
     parts = []
     for part in version.split("."):
         digits = "".join(char for char in part if char.isdigit())
@@ -116,55 +81,69 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(parts)
 
 
-def _root(root: Path | None) -> Check:
-    from raytpu_ops.backends.local.layout import Root
+def look(
+    backend: str, *, root: Path | None, kubeconfig: str | None, context: str | None, namespace: str | None
+) -> list[Check]:
+    """Look at everything that a backend needs; nothing is changed.
 
-    place = Root(root)
-    try:
-        place.check()
-    except RayTpuError as error:
-        return Check("local root", False, str(place.path), str(error))
-    return Check("local root", True, str(place.path))
+    :param backend: ``local`` or ``gke``.
+    :param root: root folder of the local backend; None for the user's own.
+    :param kubeconfig: of the cluster; None for ``$KUBECONFIG`` or ``~/.kube/config``.
+    :param context: of the kubeconfig; None for its current one.
+    :param namespace: of the RayClusters; None for ``default``.
+    :raises InvalidSpec: for another backend, or options that are not for this one.
+    """
+    if backend == "gke":
+        from raytpu_ops.backends.gke.access import KubeconfigAccess
+        from raytpu_ops.cli import doctor_gke
 
+        return asyncio.run(doctor_gke.checks(KubeconfigAccess(kubeconfig, context), namespace or "default"))
+    if backend != "local":
+        raise InvalidSpec(f"backend {backend!r} has no doctor; there are gke, local")
+    strange = {"--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace}
+    if any(strange.values()):
+        raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
+    from raytpu_ops.cli import doctor_local
 
-def _loopback() -> Check:
-    try:
-        with socket.socket() as one:
-            one.bind(("127.77.0.1", 0))
-    except OSError as error:
-        return Check(
-            "loopback addresses",
-            False,
-            f"127.77.0.1: {error.strerror or error}",
-            "hosts start one after another on 127.0.0.1, which takes longer; "
-            "on macOS: sudo ifconfig lo0 alias 127.77.0.1",
-            needed=False,
-        )
-    return Check("loopback addresses", True, "each host can have an address of its own")
-
-
-def _cores() -> Check:
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else (os.cpu_count() or 1)
-    ok = count >= _CORES
-    help_ = "" if ok else f"with fewer than {_CORES} cores the demo may run into its deadlines"
-    return Check("cores", ok, str(count), help_, needed=False)
+    return doctor_local.checks(root)
 
 
-def _memory() -> Check:
-    free = psutil.virtual_memory().available / 2**30
-    ok = free >= _MEMORY_GB
-    help_ = "" if ok else f"the demo takes about {_MEMORY_GB} GiB; end something, or take fewer slices"
-    return Check("free memory", ok, f"{free:.1f} GiB", help_, needed=False)
+def report(found: Sequence[Check], *, as_json: bool) -> int:
+    """Print every check; the exit code: 1 when something that is needed is missing.
+
+    :param found: the checks, in the order in which they are shown.
+    :param as_json: JSON instead of a table.
+    """
+    if as_json:
+        print(json.dumps([asdict(check) for check in found], indent=2))
+    else:
+        _print(found)
+    return 1 if any(check.missing for check in found) else 0
 
 
-def _bytecode() -> Check:
-    ok = not os.environ.get("PYTHONDONTWRITEBYTECODE")
-    help_ = "" if ok else "unset it: every Ray process compiles Ray anew, a start takes twice as long"
-    return Check("byte code", ok, "is written" if ok else "PYTHONDONTWRITEBYTECODE is set", help_, needed=False)
+def _print(found: Sequence[Check]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    for name in ("", "check", "found", "what to do"):
+        table.add_column(name, overflow="fold")
+    for check in found:
+        sign, style = _sign(check)
+        table.add_row(Text(sign, style=style), Text(check.name), Text(check.found), Text(check.help))
+    console = Console()
+    console.print(table)
+    missing = [check.name for check in found if check.missing]
+    console.print(f"missing: {', '.join(missing)}" if missing else "all that is needed is here", highlight=False)
+    unread = [check.name for check in found if not check.seen]
+    if unread:
+        console.print(f"not looked at: {', '.join(unread)}", highlight=False)
 
 
-def _dags() -> Check:
-    try:
-        return Check("example DAGs", True, str(example_dags()))
-    except RayTpuError as error:
-        return Check("example DAGs", False, "not found", str(error))
+def _sign(check: Check) -> tuple[str, str]:
+    if check.ok:
+        return "ok", "green"
+    if not check.seen:
+        return "unread", "dim"
+    return ("missing", "red") if check.needed else ("better", "yellow")

@@ -1,0 +1,282 @@
+"""``raytpu doctor --backend gke``: whether a cluster has what the ``gke`` backend needs of it.
+
+Everything is asked of the API server as the one who will run the backend, and nothing is changed. Not
+here: the questions themselves (``doctor_cluster.py``), and the TPU webhook (``doctor_webhook.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import raytpu_ops
+from raytpu_ops.backends.gke.rights import RIGHTS, Right
+from raytpu_ops.cli import doctor_webhook
+from raytpu_ops.cli.doctor import Check, numbers, package, unseen
+from raytpu_ops.cli.doctor_cluster import Answer, Cluster
+from raytpu_ops.tpu.errors import RayTpuError
+
+if TYPE_CHECKING:
+    from raytpu_ops.backends.gke.access import KubeAccess
+
+#: KubeRay that knows `authOptions`, and makes the token by itself.
+_OLDEST_KUBERAY = (1, 5)
+#: The first one that numbers the hosts of a slice without being told to.
+_INDEXING_SINCE = (1, 6)
+_INDEXING = "RayMultiHostIndexing"
+_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
+_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
+_NODE_POOL = "cloud.google.com/gke-nodepool"
+_CHIPS = "google.com/tpu"
+_ADDON = "gcloud container clusters update CLUSTER --location LOCATION --update-addons RayOperator=ENABLED"
+_GET_KUBERAY = f"on GKE: {_ADDON}; elsewhere install KubeRay 1.6 or newer"
+_NEWER_KUBERAY = (
+    "upgrade KubeRay to 1.6 or newer; Google's add-on follows the version of the cluster: "
+    "gcloud container clusters upgrade CLUSTER --location LOCATION --master"
+)
+#: Deployments of the operator are told by their image, whatever the chart calls them.
+_OPERATOR_IMAGE = re.compile(r"(kuberay[/-]operator|ray-operator)(?=[:@]|\Z)")
+_TAG = re.compile(r":v?([0-9]+(?:\.[0-9]+)+)")
+
+
+async def checks(access: KubeAccess, namespace: str) -> list[Check]:
+    """Look at everything; nothing is changed.
+
+    :param access: the way to the API server.
+    :param namespace: where the RayClusters are to live.
+    """
+    found = [package("kubernetes-asyncio", (34,), "pip install 'raytpu-ops[gke]'")]
+    if found[0].missing:
+        return found
+    from kubernetes_asyncio.client import ApiClient
+
+    try:
+        async with ApiClient(await access.configuration()) as client:
+            cluster = Cluster(client, namespace)
+            found.append(await _server(cluster))
+            if found[-1].missing:
+                return found
+            for rows in await asyncio.gather(*(look(cluster) for look in _LOOKS)):
+                found += rows if isinstance(rows, list) else [rows]
+    except RayTpuError as error:
+        how = "name another file or context (--kubeconfig, --context), or make one: " + _credentials()
+        found.append(Check("API server", False, str(error), how))
+    return found
+
+
+def _credentials() -> str:
+    return "gcloud container clusters get-credentials CLUSTER --location LOCATION"
+
+
+async def _server(cluster: Cluster) -> Check:
+    answer = await cluster.ask("GET", "/version")
+    if answer.status == 401:
+        return Check("API server", False, f"{cluster.url} refuses the credentials: {answer.message}", _credentials())
+    if not answer.ok:
+        return Check("API server", False, f"{cluster.url}: {answer.message}", "see that this is an API server")
+    user = await cluster.user()
+    known = f", which knows you as {user}" if user else ""
+    return Check("API server", True, f"{answer.body.get('gitVersion', 'unknown version')} at {cluster.url}{known}")
+
+
+async def _namespace(cluster: Cluster) -> Check:
+    answer = await cluster.ask("GET", f"/api/v1/namespaces/{cluster.namespace}")
+    if answer.status == 404:
+        return Check("namespace", False, f"no {cluster.namespace!r}", f"kubectl create namespace {cluster.namespace}")
+    if not answer.ok:
+        return _unreadable("namespace", "namespaces", answer)
+    phase = answer.body.get("status", {}).get("phase", "Active")
+    if phase != "Active":
+        return Check("namespace", False, f"{cluster.namespace}: {phase}", "wait until it is gone, and make it anew")
+    return Check("namespace", True, cluster.namespace)
+
+
+async def _api(cluster: Cluster) -> Check:
+    """The kinds of KubeRay; discovery and schemas may be read by everybody, the CRD itself may not."""
+    answer = await cluster.ask("GET", "/apis/ray.io")
+    if answer.status == 404:
+        return Check("KubeRay's API", False, "no rayclusters.ray.io", _GET_KUBERAY)
+    if not answer.ok:
+        return unseen("KubeRay's API", answer.message, "have the ClusterRole system:discovery granted")
+    versions = [one["version"] for one in answer.body.get("versions") or []]
+    if "v1" not in versions:
+        return Check("KubeRay's API", False, f"ray.io serves {', '.join(versions)}, not v1", _NEWER_KUBERAY)
+    schema = await cluster.ask("GET", "/openapi/v3/apis/ray.io/v1")
+    spec = _properties(schema.body, "RayCluster").get("spec", {}).get("properties", {})
+    if not spec:
+        return Check("KubeRay's API", True, f"ray.io/{', '.join(versions)}; its schema is not readable")
+    if "authOptions" not in spec:
+        return Check("KubeRay's API", False, "RayCluster has no authOptions: before KubeRay 1.5", _NEWER_KUBERAY)
+    return Check("KubeRay's API", True, f"ray.io/{', '.join(versions)}, with token authentication")
+
+
+def _properties(schema: dict[str, Any], kind: str) -> dict[str, Any]:
+    for name, one in schema.get("components", {}).get("schemas", {}).items():
+        if name.rsplit(".", 1)[-1] == kind:
+            found: dict[str, Any] = one.get("properties", {})
+            return found
+    return {}
+
+
+async def _operator(cluster: Cluster) -> list[Check]:
+    answer = await cluster.ask("GET", "/apis/apps/v1/deployments")
+    if not answer.ok:
+        return [
+            _unreadable("KubeRay operator", "deployments of all namespaces", answer),
+            unseen(_INDEXING, "the operator's flags are not readable"),
+        ]
+    for deployment in answer.items:
+        for container in deployment["spec"]["template"]["spec"]["containers"]:
+            if _OPERATOR_IMAGE.search(container["image"]):
+                return _of_operator(deployment, container, cluster.namespace)
+    where = "no Deployment of it: Google's add-on may hide it, or it runs outside of the cluster"
+    help_ = f"make a RayCluster and see whether anybody minds it; if nobody does, {_GET_KUBERAY}"
+    return [unseen("KubeRay operator", where, help_), unseen(_INDEXING, "the operator's flags are not readable")]
+
+
+def _of_operator(deployment: dict[str, Any], container: dict[str, Any], namespace: str) -> list[Check]:
+    flags = _flags([*(container.get("command") or []), *(container.get("args") or [])])
+    tag = _TAG.search(container["image"].rsplit("/", 1)[-1])
+    version = numbers(tag[1]) if tag else None
+    meta = deployment["metadata"]
+    name, known = f"{meta['namespace']}/{meta['name']}", container["image"].rsplit("/", 1)[-1]
+    watched = [one for one in flags.get("watch-namespace", "").split(",") if one]
+    running = deployment.get("status", {}).get("availableReplicas", 0)
+    found = Check("KubeRay operator", True, f"{known} as {name}")
+    if version and version < _OLDEST_KUBERAY:
+        found = Check("KubeRay operator", False, f"{known} as {name} is too old", _NEWER_KUBERAY)
+    elif not running:
+        look = f"kubectl describe deployment --namespace {meta['namespace']} {meta['name']}"
+        found = Check("KubeRay operator", False, f"{name} has no pod that is up", look)
+    elif watched and namespace not in watched:
+        help_ = f"use one of them (--namespace), or add {namespace!r} to its --watch-namespace"
+        found = Check("KubeRay operator", False, f"{name} minds only {', '.join(watched)}", help_)
+    return [found, _indexing(flags, version)]
+
+
+def _indexing(flags: dict[str, str], version: tuple[int, ...] | None) -> Check:
+    gates = dict(re.findall(r"(\w+)=(\w+)", flags.get("feature-gates", "")))
+    said = gates.get(_INDEXING)
+    if said is None and "config" in flags:
+        return unseen(_INDEXING, f"is set in {flags['config']} of the operator, if at all")
+    if said is None and version is None:
+        return unseen(_INDEXING, "nobody sets it, and the image does not tell its version")
+    if said is not None and said.lower() == "true":
+        return Check(_INDEXING, True, "on")
+    if said is None and version is not None and version >= _INDEXING_SINCE:
+        return Check(_INDEXING, True, "on by default")
+    return Check(
+        _INDEXING,
+        False,
+        "off: hosts of a slice are numbered by counting pods, which has given two of them the same id",
+        f"KubeRay 1.6 or newer has it on; before, give the operator --feature-gates={_INDEXING}=true",
+        needed=False,
+    )
+
+
+def _flags(words: Sequence[str]) -> dict[str, str]:
+    """Flags of a command line, in both spellings: ``--a=b`` and ``--a b``."""
+    found: dict[str, str] = {}
+    for word, following in zip(words, [*words[1:], ""], strict=True):
+        if word.startswith("-"):
+            name, equals, value = word.lstrip("-").partition("=")
+            found[name] = value if equals else ("" if following.startswith("-") else following)
+    return found
+
+
+async def _rights(cluster: Cluster) -> Check:
+    wanted = [right for right in RIGHTS if not right.only_for]
+    name = f"rights in {cluster.namespace}"
+    refused = await cluster.refused(wanted)
+    if isinstance(refused, Answer):
+        return unseen(name, refused.message, "have the ClusterRole system:basic-user granted")
+    if not refused:
+        return Check(name, True, f"all {len(wanted)}")
+    return Check(name, False, _in_words(refused), await _how_to_grant(cluster))
+
+
+def _in_words(rights: Sequence[Right]) -> str:
+    by_resource = groupby(rights, key=lambda right: right.full_name)
+    return "not allowed: " + "; ".join(f"{', '.join(one.verb for one in group)} {name}" for name, group in by_resource)
+
+
+async def _how_to_grant(cluster: Cluster) -> str:
+    file, namespace = manifest("rbac.yaml"), cluster.namespace
+    apply = f"kubectl apply -f {file}"
+    if namespace != "raytpu":
+        apply = f"sed 's/namespace: raytpu$/namespace: {namespace}/' {file} | kubectl apply -f -"
+    user = await cluster.user() or "USER"
+    match = re.fullmatch(r"system:serviceaccount:([^:]+):([^:]+)", user)
+    if match and match.groups() == (namespace, "raytpu-airflow"):
+        return apply
+    subject = f"--serviceaccount {match[1]}:{match[2]}" if match else f"--user {user}"
+    return f"{apply}, then kubectl create rolebinding raytpu-user --namespace {namespace} --role raytpu {subject}"
+
+
+async def _kueue(cluster: Cluster) -> Check:
+    answer = await cluster.ask("GET", "/apis/kueue.x-k8s.io")
+    if answer.status == 404:
+        return Check("Kueue", True, "not installed; only the option `queue` needs it")
+    if not answer.ok:
+        return unseen("Kueue", answer.message)
+    refused = await cluster.refused([right for right in RIGHTS if right.only_for == "Kueue"])
+    if refused and not isinstance(refused, Answer):
+        help_ = f"only the option `queue` needs it: {await _how_to_grant(cluster)}"
+        return Check("Kueue", False, _in_words(refused), help_, needed=False)
+    return Check("Kueue", True, ", ".join(one["version"] for one in answer.body.get("versions") or []))
+
+
+async def _nodes(cluster: Cluster) -> Check:
+    answer = await cluster.ask("GET", "/api/v1/nodes", labelSelector=_ACCELERATOR)
+    if not answer.ok:
+        return _unreadable("TPU nodes", "nodes", answer)
+    if not answer.items:
+        return Check("TPU nodes", True, "none now, which is fine where node pools scale up from nothing")
+    pools: Counter[tuple[str, ...]] = Counter()
+    for node in answer.items:
+        labels = node["metadata"]["labels"]
+        chips = node.get("status", {}).get("allocatable", {}).get(_CHIPS, "0")
+        pools[(labels.get(_NODE_POOL, "no pool"), labels[_ACCELERATOR], labels.get(_TOPOLOGY, "?"), chips)] += 1
+    words = [
+        f"{pool}: {count} x {accelerator} {topology}, {chips} chips each"
+        for (pool, accelerator, topology, chips), count in sorted(pools.items())
+    ]
+    if all(key[-1] == "0" for key in pools):
+        help_ = f"the TPU device plugin brings {_CHIPS}: kubectl get pods --namespace kube-system"
+        return Check("TPU nodes", False, "; ".join(words), help_, needed=False)
+    return Check("TPU nodes", True, "; ".join(words))
+
+
+#: In the order in which they are shown.
+_LOOKS: tuple[Callable[[Cluster], Awaitable[Check | list[Check]]], ...] = (
+    _namespace,
+    _api,
+    _operator,
+    doctor_webhook.check,
+    _rights,
+    _kueue,
+    _nodes,
+)
+
+
+def _unreadable(name: str, what: str, answer: Answer) -> Check:
+    if answer.status != 403:
+        return unseen(name, answer.message)
+    return unseen(name, f"not readable: no right on {what}", f"kubectl apply -f {manifest('doctor.yaml')}")
+
+
+def manifest(name: str) -> str:
+    """Where a manifest of ``deploy/gke`` is: beside the package in a checkout, inside it in an installed wheel.
+
+    :param name: of the file.
+    """
+    package_folder = Path(raytpu_ops.__file__).parent
+    for folder in (package_folder.parent / "deploy" / "gke", package_folder / "deploy" / "gke"):
+        if (folder / name).is_file():
+            return str(folder / name)
+    return f"deploy/gke/{name}"
