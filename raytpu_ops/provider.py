@@ -11,6 +11,53 @@ from typing import Any
 from raytpu_ops import __version__
 
 
+def _text(label: str, description: str, **schema: Any) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["string", "null"], **schema}}
+
+
+def _box(label: str, description: str) -> dict[str, Any]:
+    return {"label": label, "description": description, "schema": {"type": ["boolean", "null"]}}
+
+
+#: What a person fills in; whatever else a backend takes goes into the form's JSON of extra fields.
+_FIELDS = {
+    "backend": _text(
+        "Backend",
+        "Who grants the slices: 'local' lets this machine play the TPU hosts, 'gke' is KubeRay on GKE or on any "
+        "other Kubernetes with TPU nodes.",
+        enum=["local", "gke"],
+        default="local",
+    ),
+    "root": _text(
+        "Root folder (local)",
+        "Where the local backend keeps its leases; empty for a folder of the user's own in the temp folder. Short, "
+        "because Ray puts sockets below it.",
+        maxLength=60,
+    ),
+    "namespace": _text("Namespace (gke)", "Where RayClusters are made; empty for 'default'.", maxLength=63),
+    "image": _text("Image (gke)", "Image of Ray's head and hosts; empty for the stock Ray image."),
+    "queue": _text("Kueue queue (gke)", "A LocalQueue in which RayClusters wait for quota.", maxLength=63),
+    "cluster_name": _text(
+        "GKE cluster (gke)",
+        "The cluster's name, with its location below. Leave both empty for a cluster that a Kubernetes connection or "
+        "a kubeconfig names, or that Airflow itself runs in.",
+    ),
+    "location": _text("Location (gke)", "The GKE cluster's region or zone."),
+    "project_id": _text("Project (gke)", "The GKE cluster's project; empty for the Google connection's."),
+    "gcp_conn_id": _text("Google connection (gke)", "Who asks; empty for 'google_cloud_default'."),
+    "impersonation_chain": _text(
+        "Act as (gke)", "Service accounts to act as, separated by commas; the last one is shown to the cluster."
+    ),
+    "use_internal_ip": _box("Private address (gke)", "Talk to the control plane's private address."),
+    "use_dns_endpoint": _box("DNS endpoint (gke)", "Talk to the control plane's DNS name."),
+    "kubernetes_conn_id": _text(
+        "Kubernetes connection (gke)", "A connection of type Kubernetes that leads to the cluster instead."
+    ),
+    "kubeconfig": _text("Kubeconfig (gke)", "Path of a kubeconfig on every machine of Airflow instead."),
+    "context": _text("Context (gke)", "Of that kubeconfig, or of the Kubernetes connection's."),
+}
+
+
 def get_provider_info() -> dict[str, Any]:
     """The provider's metadata, for the ``apache_airflow_provider`` entry point."""
     return {
@@ -24,19 +71,7 @@ def get_provider_info() -> dict[str, Any]:
                 "connection-type": "ray_tpu",
                 "hook-class-name": "raytpu_ops.hooks.ray_tpu.RayTpuHook",
                 "hook-name": "Ray on TPU",
-                "conn-fields": {
-                    "backend": {
-                        "label": "Backend",
-                        "description": "Who grants the slices: 'local' lets this machine play the TPU hosts.",
-                        "schema": {"type": ["string", "null"], "enum": ["local"], "default": "local"},
-                    },
-                    "root": {
-                        "label": "Root folder (local)",
-                        "description": "Where the local backend keeps its leases; empty for a folder of the user's "
-                        "own in the temp folder. Short, because Ray puts sockets below it.",
-                        "schema": {"type": ["string", "null"], "maxLength": 60},
-                    },
-                },
+                "conn-fields": _FIELDS,
                 "ui-field-behaviour": {
                     "hidden-fields": ["host", "port", "login", "password", "schema"],
                     "relabeling": {},

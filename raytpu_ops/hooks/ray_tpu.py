@@ -5,6 +5,7 @@ Not here: anything that decides; operators and triggers run the flows with what 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 class RayTpuHook(BaseHook):
     """Reaches a backend by an Airflow connection.
 
-    The connection's extra holds what the backend's class takes: for ``local`` the ``root`` folder.
+    The connection's extra holds the ``backend`` and its options: for ``local`` the ``root`` folder, for
+    ``gke`` which cluster that is (``kubernetes.py``) and what is made there (``backends/gke/settings.py``).
     The default connection may be absent; then a backend runs with its defaults.
 
     :param ray_tpu_conn_id: the connection; its extra may name the ``backend``.
     :param backend: the backend, where it is not the connection that says so.
+    :param options: options of the backend that go over the connection's.
     """
 
     conn_name_attr = "ray_tpu_conn_id"
@@ -33,19 +36,30 @@ class RayTpuHook(BaseHook):
     conn_type = "ray_tpu"
     hook_name = "Ray on TPU"
 
-    def __init__(self, ray_tpu_conn_id: str | None = None, backend: str | None = None) -> None:
+    def __init__(
+        self,
+        ray_tpu_conn_id: str | None = None,
+        backend: str | None = None,
+        *,
+        options: Mapping[str, Any] | None = None,
+    ) -> None:
         super().__init__()
         self.ray_tpu_conn_id = ray_tpu_conn_id or self.default_conn_name
         self.backend_name = backend
+        self._over = {key: value for key, value in (options or {}).items() if value is not None}
+        #: Of the lease that this hook is for: which cluster it is on.
+        self._place: Mapping[str, str] = {}
 
     @classmethod
     def for_lease(cls, lease: SliceLease) -> RayTpuHook:
-        """The hook by which that lease was granted."""
-        return cls(lease.conn_id, lease.backend)
+        """The hook by which that lease was granted; it finds the same cluster again."""
+        hook = cls(lease.conn_id, lease.backend)
+        hook._place = lease.place
+        return hook
 
     @cached_property
     def options(self) -> dict[str, Any]:
-        """What the connection's extra says, without empty fields (a form sends those)."""
+        """What the connection's extra says, without what a form leaves empty or unticked for other backends."""
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         try:
@@ -57,7 +71,7 @@ class RayTpuHook(BaseHook):
                     f"or leave ray_tpu_conn_id out to use {self.default_conn_name!r}"
                 ) from None
             return {}
-        return {key: value for key, value in extra.items() if value not in (None, "")}
+        return {key: value for key, value in extra.items() if value not in (None, "") and value is not False}
 
     @cached_property
     def backend(self) -> Backend:
@@ -67,8 +81,7 @@ class RayTpuHook(BaseHook):
         """
         from raytpu_ops.backends.base import backend_names, make_backend
 
-        options = dict(self.options)
-        said = options.pop("backend", None)
+        said = self.options.get("backend")
         name = self.backend_name or said
         if name is None:
             raise InvalidSpec(
@@ -80,7 +93,13 @@ class RayTpuHook(BaseHook):
                 f"backend {name!r} was asked for, but connection {self.ray_tpu_conn_id!r} is for {said!r}: "
                 "name another connection in ray_tpu_conn_id"
             )
-        return make_backend(name, **options)
+        options = {key: value for key, value in self.options.items() if key != "backend"}
+        if name != "gke":
+            return make_backend(name, **options | self._over)
+        from raytpu_ops.hooks.kubernetes import access_from, found_again, overlaid
+
+        access, rest = access_from(overlaid(found_again(options, self._place), self._over))
+        return make_backend(name, access=access, **rest)
 
     def ray(self, lease: SliceLease) -> BlockingRayClient:
         """A blocking client for the lease's Ray, for code of one's own in a ``@task``.

@@ -1,0 +1,100 @@
+"""A connection, a task's options and a lease become a backend on the right cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.hooks.ray_tpu import RayTpuHook
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+
+Connect = Callable[..., str]
+
+
+def lease(conn_id: str | None, backend: str = "gke", **place: str) -> SliceLease:
+    return SliceLease(
+        id="d-1",
+        owner=Owner(dag_id="d", run_id="r", task_id="t"),
+        backend=backend,
+        spec=SliceSpec.of("v4", "2x2x2"),
+        place=place,
+        ray=RayEndpoint(address="http://127.0.0.1:1"),
+        conn_id=conn_id,
+        granted_at=datetime.now(UTC),
+        expires_at=datetime.now(UTC) + timedelta(hours=1),
+    )
+
+
+def gke(hook: RayTpuHook) -> GkeBackend:
+    backend = hook.backend
+    assert isinstance(backend, GkeBackend)
+    return backend
+
+
+def test_a_gke_connection_says_which_cluster_and_what_is_made_there(connect: Connect) -> None:
+    connect("tpus", "ray_tpu", backend="gke", kubernetes_conn_id="k8s", namespace="ml", queue="", use_internal_ip=False)
+
+    backend = gke(RayTpuHook("tpus"))
+
+    assert backend.access.selectors == {"kubernetes_conn_id": "k8s"}
+    assert (backend.settings.namespace, backend.settings.queue) == ("ml", None)
+
+
+def test_without_a_connection_a_task_says_it_all() -> None:
+    backend = gke(RayTpuHook(None, "gke", options={"kubeconfig": "/k", "namespace": "ml", "queue": None}))
+
+    assert backend.access.selectors == {"kubeconfig": "/k"}
+    assert backend.settings.namespace == "ml"
+
+
+def test_a_tasks_options_go_over_the_connections(connect: Connect) -> None:
+    connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", namespace="ml", image="ray:1")
+
+    backend = gke(RayTpuHook("tpus", options={"namespace": "eval"}))
+
+    assert backend.access.selectors == {"kubeconfig": "/k"}
+    assert (backend.settings.namespace, backend.settings.image) == ("eval", "ray:1")
+
+
+def test_a_lease_leads_to_the_cluster_that_granted_it(connect: Connect) -> None:
+    connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", namespace="ml", image="ray:1")
+    granted = gke(RayTpuHook("tpus", options={"kubernetes_conn_id": "k8s", "namespace": "eval"}))
+
+    later = gke(RayTpuHook.for_lease(lease("tpus", **granted._place())))
+
+    assert later.access.selectors == {"kubernetes_conn_id": "k8s"}
+    assert (later.settings.namespace, later.settings.image) == ("eval", "ray:1")
+
+
+def test_local_takes_options_too(tmp_path: Path, connect: Connect) -> None:
+    connect("here", "ray_tpu", backend="local", root="/nowhere", use_internal_ip=False, use_dns_endpoint=None)
+
+    backend: Any = RayTpuHook("here", options={"root": str(tmp_path)}).backend
+
+    assert str(tmp_path) in str(backend.root.path)
+
+
+def test_an_option_that_no_backend_has_is_refused_by_name(connect: Connect) -> None:
+    connect("tpus", "ray_tpu", backend="gke", namespce="ml")
+
+    with pytest.raises(InvalidSpec, match="backend 'gke': namespce: there is no such field; did you mean 'namespace'"):
+        _ = RayTpuHook("tpus").backend
+
+
+def test_a_connection_of_another_backend_is_not_used(connect: Connect) -> None:
+    connect("here", "ray_tpu", backend="local")
+
+    with pytest.raises(InvalidSpec, match="'gke' was asked for, but connection 'here' is for 'local'"):
+        _ = RayTpuHook("here", "gke").backend
+
+
+def test_an_absent_connection_is_named() -> None:
+    with pytest.raises(Misconfigured, match="connection 'nowhere' does not exist"):
+        _ = RayTpuHook("nowhere", "gke").backend
