@@ -22,6 +22,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 
 if TYPE_CHECKING:
     from raytpu_ops.ray.client import RayClient
+    from raytpu_ops.ray.credentials import Credentials
 
 
 class Plan(BaseModel):
@@ -67,6 +68,10 @@ class Backend(Protocol):
     #: that waits for a cloud has False and is awaited in the triggerer.
     acquires_in_task: bool
 
+    @property
+    def ships_runtime(self) -> bool:
+        """The cluster's image may lack this package: what of it runs there is uploaded (``ray/packages.py``)."""
+
     async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
         """Check everything that can be checked without creating anything.
 
@@ -98,6 +103,9 @@ class Backend(Protocol):
 
     def ray(self, lease: SliceLease) -> RayClient:
         """A client for the lease's Ray, with its token. Use it as an async context manager."""
+
+    def serve_credentials(self, lease: SliceLease) -> Credentials | None:
+        """What the way to the lease's Serve asks for; None where everybody is let through."""
 
 
 _BACKENDS = {

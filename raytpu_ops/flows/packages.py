@@ -1,13 +1,13 @@
-"""The user's code on its way to the cluster: uploaded once for each content, then named by URI."""
+"""Code on its way to the cluster, the user's and our own: uploaded once for each content, then named by URI."""
 
 from __future__ import annotations
 
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from raytpu_ops.backends.base import Backend
 from raytpu_ops.flows.leases import Say, reach
+from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
 
@@ -18,27 +18,45 @@ async def runtime_env_with(
     runtime_env: dict[str, Any] | None,
     working_dir: str | None,
     *,
-    by: datetime,
+    schedule: Schedule,
     say: Say,
 ) -> dict[str, Any]:
-    """The runtime environment with the user's code in it.
+    """The runtime environment with the user's code in it, and with ours where the cluster may lack it.
 
     :param runtime_env: Ray's runtime environment, as the DAG author wrote it.
     :param working_dir: a folder of this machine, which is uploaded, or a URI, which is passed on.
-    :param by: the instant, UTC, after which a Ray that does not answer is an error.
+    :param schedule: how long Ray may take to answer.
     :raises InvalidSpec: the folder does not exist, or the code is named twice.
     """
     env = dict(runtime_env or {})
-    if working_dir is None:
+    folder: Path | None = None
+    if working_dir is not None:
+        if "working_dir" in env:
+            raise InvalidSpec("working_dir is set twice: as working_dir=… and in runtime_env; leave one out")
+        env["working_dir"] = working_dir
+        folder = None if "://" in working_dir else _folder(working_dir)
+    modules = _py_modules(env)
+    if folder is None and not backend.ships_runtime:
         return env
-    if "working_dir" in env:
-        raise InvalidSpec("working_dir is set twice: as working_dir=… and in runtime_env; leave one out")
-    if "://" in working_dir:
-        return {**env, "working_dir": working_dir}
-    folder = _folder(working_dir)
+
+    async def upload() -> dict[str, Any]:
+        found = dict(env)
+        if folder is not None:
+            found["working_dir"] = await client.upload_package(folder)
+        if backend.ships_runtime:
+            # Behind the user's own: whoever brings another raytpu_ops means it.
+            found["py_modules"] = [*modules, await client.upload_runtime()]
+        return found
+
     async with backend.ray(lease) as client:
-        uri = await reach(backend, lease, lambda: client.upload_package(folder), by=by, say=say)
-    return {**env, "working_dir": uri}
+        return await reach(backend, lease, upload, schedule=schedule, say=say)
+
+
+def _py_modules(env: dict[str, Any]) -> list[Any]:
+    modules = env.get("py_modules") or []
+    if not isinstance(modules, list | tuple):
+        raise InvalidSpec(f"runtime_env: py_modules must be a list of URIs, got a {type(modules).__name__}")
+    return list(modules)
 
 
 def _folder(text: str) -> Path:

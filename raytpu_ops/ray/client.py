@@ -184,6 +184,13 @@ class RayClient:
         """
         return await packages.upload(self._transport, path, excludes=excludes)
 
+    async def upload_runtime(self) -> str:
+        """Upload what of this package runs on a cluster, for an image that lacks it.
+
+        :return: ``gcs://…``, for ``py_modules`` of a runtime environment.
+        """
+        return await packages.upload_runtime(self._transport)
+
     async def serve_applications(self) -> dict[str, ServeApplication]:
         """Every Serve application by its name; empty where Serve does not run."""
         return await serving.applications(self._transport)
@@ -309,6 +316,10 @@ class BlockingRayClient:
     def upload_package(self, path: str | Path, *, excludes: Sequence[str] = ()) -> str:
         """See :meth:`RayClient.upload_package`."""
         return self._run(self._client.upload_package(path, excludes=excludes))
+
+    def upload_runtime(self) -> str:
+        """See :meth:`RayClient.upload_runtime`."""
+        return self._run(self._client.upload_runtime())
 
     def serve_applications(self) -> dict[str, ServeApplication]:
         """See :meth:`RayClient.serve_applications`."""

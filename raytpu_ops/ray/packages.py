@@ -1,4 +1,4 @@
-"""The user's code as a package on the cluster: the same content, the same name, sent once.
+"""Code as a package on the cluster, the user's and our own: the same content, the same name, sent once.
 
 Ray's own job client does the same (ray/_private/runtime_env/packaging.py): a zip named
 ``_ray_pkg_<hash>.zip`` goes into the head's key-value store and is unpacked on each node that
@@ -15,7 +15,7 @@ import os
 import stat
 import tempfile
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
@@ -23,7 +23,7 @@ from typing import IO
 import pathspec
 
 from raytpu_ops.ray.transport import Transport
-from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 
 #: Ray's dashboard takes no larger request (DASHBOARD_CLIENT_MAX_SIZE in ray/_private/ray_constants.py).
 MAX_PACKAGE_BYTES = 100 * 1024**2
@@ -41,6 +41,9 @@ ALWAYS_EXCLUDED = (
 )
 #: Files with further patterns, in any folder, as Ray reads them.
 IGNORE_FILES = (".gitignore", ".rayignore")
+#: The folder that this package is installed in, and what of it runs on a cluster; the rest is the Airflow side.
+RUNTIME_FOLDER = Path(__file__).parents[1]
+RUNTIME_PARTS = ("__init__.py", "py.typed", "runtime", "tpu")
 #: A zip cannot hold an earlier date, and a real one would change the hash.
 _DATE = (1980, 1, 1, 0, 0, 0)
 #: How much of a file is in memory at once.
@@ -59,10 +62,25 @@ async def upload(transport: Transport, path: str | Path, *, excludes: Sequence[s
     :raises InvalidSpec: it does not exist, is empty or too large.
     :raises RemoteUnavailable: Ray does not answer.
     """
+    return await _upload(transport, path, lambda: _packed(Path(path), tuple(excludes)))
+
+
+async def upload_runtime(transport: Transport) -> str:
+    """Upload what of this package runs on a cluster, unless the cluster has that very content.
+
+    :return: ``gcs://…``, for ``py_modules`` of a runtime environment.
+    :raises Misconfigured: this package is not installed as files.
+    :raises RemoteUnavailable: Ray does not answer.
+    """
+    return await _upload(transport, RUNTIME_FOLDER, _packed_runtime)
+
+
+async def _upload(transport: Transport, what: str | Path, pack: Callable[[], bytes]) -> str:
     try:
-        name, content = await asyncio.to_thread(_packed, Path(path), tuple(excludes))
+        content = await asyncio.to_thread(pack)
     except OSError as error:
-        raise InvalidSpec(f"package {path}: a file of it cannot be read: {error}") from error
+        raise InvalidSpec(f"package {what}: a file of it cannot be read: {error}") from error
+    name = f"_ray_pkg_{hashlib.sha256(content).hexdigest()[:40]}.zip"
     url = f"/api/packages/gcs/{name}"
 
     async def once() -> None:
@@ -76,8 +94,8 @@ async def upload(transport: Transport, path: str | Path, *, excludes: Sequence[s
     return f"gcs://{name}"
 
 
-def _packed(path: Path, excludes: tuple[str, ...]) -> tuple[str, bytes]:
-    """Name and content of the package."""
+def _packed(path: Path, excludes: tuple[str, ...]) -> bytes:
+    """The user's code, its files at the top, as Ray wants a ``working_dir``."""
     with tempfile.TemporaryFile(prefix="raytpu-package-") as file:
         if path.is_dir():
             write_zip(path, file, excludes=excludes)
@@ -88,8 +106,25 @@ def _packed(path: Path, excludes: tuple[str, ...]) -> tuple[str, bytes]:
         else:
             raise InvalidSpec(f"package {path}: it is no folder and no .zip on this machine")
         file.seek(0)
-        content = file.read()
-    return f"_ray_pkg_{hashlib.sha256(content).hexdigest()[:40]}.zip", content
+        return file.read()
+
+
+def _packed_runtime() -> bytes:
+    """Our own code below its own name, as Ray wants ``py_modules``: it puts the folder of the zip on the path."""
+    if not RUNTIME_FOLDER.is_dir():
+        raise Misconfigured(
+            f"raytpu-ops is not installed as files ({RUNTIME_FOLDER} is no folder), so it cannot be sent to the "
+            "cluster: install it with pip, or bake it into the image and say so with runtime='image'"
+        )
+    files = [
+        (f"{RUNTIME_FOLDER.name}/{name}", source)
+        for name, source in _files(RUNTIME_FOLDER, ())
+        if name.partition("/")[0] in RUNTIME_PARTS
+    ]
+    with tempfile.TemporaryFile(prefix="raytpu-package-") as file:
+        _write(RUNTIME_FOLDER, files, file)
+        file.seek(0)
+        return file.read()
 
 
 def write_zip(folder: Path, file: IO[bytes], *, excludes: Sequence[str] = ()) -> None:
@@ -100,9 +135,13 @@ def write_zip(folder: Path, file: IO[bytes], *, excludes: Sequence[str] = ()) ->
     :param excludes: patterns in the syntax of ``.gitignore``.
     :raises InvalidSpec: nothing is left to pack, or too much.
     """
+    _write(folder, _files(folder, excludes), file)
+
+
+def _write(folder: Path, files: Iterable[tuple[str, Path]], file: IO[bytes]) -> None:
     sizes: dict[str, int] = {}
     with zipfile.ZipFile(file, "w", compression=zipfile.ZIP_DEFLATED) as archive:
-        for name, source in sorted(_files(folder, excludes)):
+        for name, source in sorted(files):
             sizes[name] = 0
             with source.open("rb") as content, archive.open(_entry(name, source), "w") as target:
                 while piece := content.read(_PIECE_BYTES):

@@ -61,6 +61,7 @@ class LocalBackend:
 
     name = "local"
     acquires_in_task = True
+    ships_runtime = False  # the hosts run with this very interpreter
 
     def __init__(
         self,
@@ -180,6 +181,9 @@ class LocalBackend:
         if record is None or token is None:
             raise Misconfigured(f"lease {lease.id} is not under {cluster.root.path} any more: provision again")
         return self._client(record, token)
+
+    def serve_credentials(self, lease: SliceLease) -> None:
+        """None: Serve listens on loopback and lets everybody through."""
 
     async def _asked(self, record: LeaseRecord) -> Readiness | None:
         """What Ray says of the slices; None while it does not answer."""

@@ -45,6 +45,7 @@ class MemoryBackend:
     repaired: int = 0
     name: str = "memory"
     acquires_in_task: bool = True
+    ships_runtime: bool = False
 
     async def plan(self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta) -> Plan:
         return Plan(backend=self.name, spec=spec, ladder=list(ladder), lease_for=lease_for)
@@ -70,6 +71,9 @@ class MemoryBackend:
 
     def ray(self, lease: SliceLease) -> RayClient:
         return RayClient(self.address, timeout_s=5)
+
+    def serve_credentials(self, lease: SliceLease) -> None:
+        return None
 
 
 @pytest.fixture

@@ -50,8 +50,8 @@ async def test_the_same_content_is_uploaded_once_wherever_and_whenever_it_was_wr
 @pytest.mark.parametrize("change", ["content", "name", "mode", "more"])
 def test_other_content_has_another_name(tmp_path, change):
     one, two = make(tmp_path / "one", "a.py"), make(tmp_path / "two", "a.py")
-    before = packages._packed(one, ())[0]
-    assert packages._packed(two, ())[0] == before
+    before = packages._packed(one, ())
+    assert packages._packed(two, ()) == before
     if change == "content":
         (two / "a.py").write_text("x = 2\n")
     elif change == "name":
@@ -60,7 +60,7 @@ def test_other_content_has_another_name(tmp_path, change):
         (two / "a.py").chmod(0o755)
     else:
         make(two, "b.py")
-    assert packages._packed(two, ())[0] != before
+    assert packages._packed(two, ()) != before
 
 
 def test_what_no_cluster_needs_stays_here(tmp_path):
