@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from raytpu_ops.ray import jobs
-from raytpu_ops.ray.states import ChipUsage, Holder, JobInfo, RayNode, RayVersion
+from raytpu_ops.ray.states import ChipUsage, Holder, JobInfo, RayNode, RayVersion, instant
 from raytpu_ops.ray.transport import Transport
 from raytpu_ops.tpu.errors import RemoteUnavailable
 
@@ -42,6 +42,7 @@ def _node_of(row: Mapping[str, Any]) -> RayNode:
         labels={str(key): str(value) for key, value in (row.get("labels") or {}).items()},
         resources=_numbers(row.get("resources_total")),
         state_message=str(row.get("state_message") or ""),
+        started_at=instant(row.get("start_time_ms")),
     )
 
 

@@ -149,7 +149,7 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class RayNode:
-    """What ``GET /api/v0/nodes`` says about a node."""
+    """What ``GET /api/v0/nodes`` says about a node; ``started_at`` is when its raylet joined, UTC."""
 
     node_id: str
     address: str
@@ -158,6 +158,7 @@ class RayNode:
     labels: Mapping[str, str] = field(default_factory=dict)
     resources: Mapping[str, float] = field(default_factory=dict)
     state_message: str = ""
+    started_at: datetime | None = None
 
     @property
     def chips(self) -> int:
