@@ -209,7 +209,7 @@ class PodView:
             return f"{reason}{f': {message}' if message else ''}{ended}"
         if self.running_since is None:
             return f"has a node, its container does not run yet{ended}"
-        return f"runs, and Ray has not labelled it yet{ended}"
+        return f"runs, and {'is not ready' if self.is_head else 'Ray has not labelled it'} yet{ended}"
 
 
 @dataclass(frozen=True)
