@@ -58,6 +58,9 @@ class Cluster:
     :param namespace: of the RayClusters.
     """
 
+    #: Whom the API server takes us for, once it was asked; None where it does not tell.
+    user: str | None = None
+
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self.namespace = namespace
@@ -95,12 +98,12 @@ class Cluster:
             parsed = {"message": text.strip()[:200]}
         return Answer(response.status, parsed if isinstance(parsed, dict) else {})
 
-    async def user(self) -> str | None:
-        """Whom the API server takes us for; None where it does not tell (before Kubernetes 1.28)."""
+    async def introduce(self) -> None:
+        """Ask whom the API server takes us for; before 1.28 Kubernetes does not tell."""
         review = {"apiVersion": "authentication.k8s.io/v1", "kind": "SelfSubjectReview"}
         answer = await self.ask("POST", "/apis/authentication.k8s.io/v1/selfsubjectreviews", review)
-        name: str | None = answer.body.get("status", {}).get("userInfo", {}).get("username") if answer.ok else None
-        return name
+        if answer.ok:
+            self.user = answer.body.get("status", {}).get("userInfo", {}).get("username")
 
     async def refused(self, rights: Iterable[Right]) -> list[Right] | Answer:
         """Those of the rights that we do not have in the namespace, or what the API server says to the question."""

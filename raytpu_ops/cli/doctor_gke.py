@@ -24,6 +24,8 @@ from raytpu_ops.tpu.errors import RayTpuError
 if TYPE_CHECKING:
     from raytpu_ops.backends.gke.access import KubeAccess
 
+#: As our manifests have them.
+_NAMESPACE, _ACCOUNT = "raytpu", "raytpu-airflow"
 #: KubeRay that knows `authOptions`, and makes the token by itself.
 _OLDEST_KUBERAY = (1, 5)
 #: The first one that numbers the hosts of a slice without being told to.
@@ -79,8 +81,8 @@ async def _server(cluster: Cluster) -> Check:
         return Check("API server", False, f"{cluster.url} refuses the credentials: {answer.message}", _credentials())
     if not answer.ok:
         return Check("API server", False, f"{cluster.url}: {answer.message}", "see that this is an API server")
-    user = await cluster.user()
-    known = f", which knows you as {user}" if user else ""
+    await cluster.introduce()
+    known = f", which knows you as {cluster.user}" if cluster.user else ""
     return Check("API server", True, f"{answer.body.get('gitVersion', 'unknown version')} at {cluster.url}{known}")
 
 
@@ -89,7 +91,7 @@ async def _namespace(cluster: Cluster) -> Check:
     if answer.status == 404:
         return Check("namespace", False, f"no {cluster.namespace!r}", f"kubectl create namespace {cluster.namespace}")
     if not answer.ok:
-        return _unreadable("namespace", "namespaces", answer)
+        return _unreadable("namespace", "namespaces", cluster, answer)
     phase = answer.body.get("status", {}).get("phase", "Active")
     if phase != "Active":
         return Check("namespace", False, f"{cluster.namespace}: {phase}", "wait until it is gone, and make it anew")
@@ -127,7 +129,7 @@ async def _operator(cluster: Cluster) -> list[Check]:
     answer = await cluster.ask("GET", "/apis/apps/v1/deployments")
     if not answer.ok:
         return [
-            _unreadable("KubeRay operator", "deployments of all namespaces", answer),
+            _unreadable("KubeRay operator", "deployments of all namespaces", cluster, answer),
             unseen(_INDEXING, "the operator's flags are not readable"),
         ]
     for deployment in answer.items:
@@ -197,7 +199,7 @@ async def _rights(cluster: Cluster) -> Check:
         return unseen(name, refused.message, "have the ClusterRole system:basic-user granted")
     if not refused:
         return Check(name, True, f"all {len(wanted)}")
-    return Check(name, False, _in_words(refused), await _how_to_grant(cluster))
+    return Check(name, False, _in_words(refused), _how_to_grant(cluster))
 
 
 def _in_words(rights: Sequence[Right]) -> str:
@@ -205,17 +207,31 @@ def _in_words(rights: Sequence[Right]) -> str:
     return "not allowed: " + "; ".join(f"{', '.join(one.verb for one in group)} {name}" for name, group in by_resource)
 
 
-async def _how_to_grant(cluster: Cluster) -> str:
-    file, namespace = manifest("rbac.yaml"), cluster.namespace
-    apply = f"kubectl apply -f {file}"
-    if namespace != "raytpu":
-        apply = f"sed 's/namespace: raytpu$/namespace: {namespace}/' {file} | kubectl apply -f -"
-    user = await cluster.user() or "USER"
-    match = re.fullmatch(r"system:serviceaccount:([^:]+):([^:]+)", user)
-    if match and match.groups() == (namespace, "raytpu-airflow"):
+def _how_to_grant(cluster: Cluster) -> str:
+    apply, subject = _apply("rbac.yaml", cluster), _subject(cluster)
+    if subject is None:
         return apply
-    subject = f"--serviceaccount {match[1]}:{match[2]}" if match else f"--user {user}"
-    return f"{apply}, then kubectl create rolebinding raytpu-user --namespace {namespace} --role raytpu {subject}"
+    return (
+        f"{apply}, then kubectl create rolebinding raytpu-user --namespace {cluster.namespace} --role raytpu {subject}"
+    )
+
+
+def _apply(name: str, cluster: Cluster) -> str:
+    """The command that applies one of our manifests for the namespace at hand."""
+    file = manifest(name)
+    if cluster.namespace == _NAMESPACE:
+        return f"kubectl apply -f {file}"
+    return f"sed 's/namespace: {_NAMESPACE}$/namespace: {cluster.namespace}/' {file} | kubectl apply -f -"
+
+
+def _subject(cluster: Cluster) -> str | None:
+    """Whom a binding of ours has to name; None for the service account that our manifests bind themselves."""
+    user = cluster.user or "USER"
+    match = re.fullmatch(r"system:serviceaccount:([^:]+):([^:]+)", user)
+    if match is None:
+        return f"--user {user}"
+    where, name = match.groups()
+    return None if (where, name) == (cluster.namespace, _ACCOUNT) else f"--serviceaccount {where}:{name}"
 
 
 async def _kueue(cluster: Cluster) -> Check:
@@ -226,7 +242,7 @@ async def _kueue(cluster: Cluster) -> Check:
         return unseen("Kueue", answer.message)
     refused = await cluster.refused([right for right in RIGHTS if right.only_for == "Kueue"])
     if refused and not isinstance(refused, Answer):
-        help_ = f"only the option `queue` needs it: {await _how_to_grant(cluster)}"
+        help_ = f"only the option `queue` needs it: {_how_to_grant(cluster)}"
         return Check("Kueue", False, _in_words(refused), help_, needed=False)
     return Check("Kueue", True, ", ".join(one["version"] for one in answer.body.get("versions") or []))
 
@@ -234,7 +250,7 @@ async def _kueue(cluster: Cluster) -> Check:
 async def _nodes(cluster: Cluster) -> Check:
     answer = await cluster.ask("GET", "/api/v1/nodes", labelSelector=_ACCELERATOR)
     if not answer.ok:
-        return _unreadable("TPU nodes", "nodes", answer)
+        return _unreadable("TPU nodes", "nodes", cluster, answer)
     if not answer.items:
         return Check("TPU nodes", True, "none now, which is fine where node pools scale up from nothing")
     pools: Counter[tuple[str, ...]] = Counter()
@@ -264,10 +280,12 @@ _LOOKS: tuple[Callable[[Cluster], Awaitable[Check | list[Check]]], ...] = (
 )
 
 
-def _unreadable(name: str, what: str, answer: Answer) -> Check:
+def _unreadable(name: str, what: str, cluster: Cluster, answer: Answer) -> Check:
     if answer.status != 403:
         return unseen(name, answer.message)
-    return unseen(name, f"not readable: no right on {what}", f"kubectl apply -f {manifest('doctor.yaml')}")
+    subject = _subject(cluster)
+    bind = f", then kubectl create clusterrolebinding raytpu-doctor-user --clusterrole raytpu-doctor {subject}"
+    return unseen(name, f"not readable: no right on {what}", _apply("doctor.yaml", cluster) + (bind if subject else ""))
 
 
 def manifest(name: str) -> str:

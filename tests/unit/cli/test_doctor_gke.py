@@ -1,0 +1,467 @@
+"""`raytpu doctor --backend gke` against an API server that the test plays, one flaw at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import kmock
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from raytpu_ops.backends.gke.access import KubeconfigAccess
+from raytpu_ops.cli import app as cli
+from raytpu_ops.cli import doctor, doctor_gke
+from raytpu_ops.cli.doctor import Check
+from raytpu_ops.tpu.errors import InvalidSpec
+
+ACCOUNT = "system:serviceaccount:raytpu:raytpu-airflow"
+PODS = "/api/v1/namespaces/raytpu/pods"
+RAY_CLUSTERS = "/apis/ray.io/v1/namespaces/raytpu/rayclusters"
+DEPLOYMENTS = "/apis/apps/v1/deployments"
+REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
+WHO = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
+NODES = "/api/v1/nodes"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+WRONG_HOSTS = "admission webhook denied: Number of workers in worker group not equal to specified topology"
+
+#: Status and body; or what makes the body out of a request.
+Reaction = tuple[int, Any] | Callable[[kmock.Request], Any]
+
+
+def refusal(status: int, message: str) -> Reaction:
+    return status, {"kind": "Status", "message": message, "code": status}
+
+
+def deployment(image: str = "kuberay/operator:v1.6.2", *args: str, available: int = 1) -> dict[str, Any]:
+    container = {"name": "kuberay-operator", "image": image, "command": ["/manager"], "args": list(args)}
+    return {
+        "metadata": {"namespace": "ray-system", "name": "kuberay-operator"},
+        "spec": {"template": {"spec": {"containers": [container]}}},
+        "status": {"availableReplicas": available},
+    }
+
+
+def webhook(name: str = "kuberay-tpu-mutating-webhook-cfg", resource: str = "pods") -> dict[str, Any]:
+    one = {"name": "kuberay-tpu-webhook.ray-system.svc", "rules": [{"resources": [resource]}]}
+    return {"metadata": {"name": name}, "webhooks": [one]}
+
+
+def node(pool: str, topology: str = "2x2x2", chips: str = "4") -> dict[str, Any]:
+    labels = {
+        "cloud.google.com/gke-nodepool": pool,
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice",
+        "cloud.google.com/gke-tpu-topology": topology,
+    }
+    return {"metadata": {"name": f"{pool}-x", "labels": labels}, "status": {"allocatable": {"google.com/tpu": chips}}}
+
+
+def admitted(body: dict[str, Any], worker_id: str | None) -> dict[str, Any]:
+    """A pod as the webhook hands it back."""
+    added = [] if worker_id is None else [{"name": "TPU_WORKER_ID", "value": worker_id}]
+    body["spec"]["containers"][0]["env"] = added
+    return body
+
+
+class FakeCluster:
+    """An API server of a cluster where all is well, until a test says otherwise."""
+
+    def __init__(self) -> None:
+        self.user = ACCOUNT
+        #: Verbs with a resource that are refused: `"create pods"`.
+        self.refused = {"create pods"}
+        properties = {"spec": {"properties": {"authOptions": {}, "rayVersion": {}}}}
+        self.answers: dict[str, Reaction] = {
+            f"post {REVIEWS}": self._access_review,
+            f"post {WHO}": lambda _: {"status": {"userInfo": {"username": self.user}}},
+            "get /version": (200, {"gitVersion": "v1.33.1-gke.7"}),
+            "get /api/v1/namespaces/raytpu": (200, {"status": {"phase": "Active"}}),
+            "get /apis/ray.io": (200, {"versions": [{"version": "v1"}, {"version": "v1alpha1"}]}),
+            "get /openapi/v3/apis/ray.io/v1": (
+                200,
+                {"components": {"schemas": {"io.ray.v1.RayCluster": {"properties": properties}}}},
+            ),
+            f"get {DEPLOYMENTS}": (200, {"items": [deployment()]}),
+            f"get {WEBHOOKS}": (200, {"items": [webhook()]}),
+            f"post {RAY_CLUSTERS}": refusal(403, WRONG_HOSTS),
+            f"post {PODS}": lambda request: admitted(request.data, "1"),
+            "get /apis/kueue.x-k8s.io": (200, {"versions": [{"version": "v1beta1"}]}),
+            f"get {NODES}": (200, {"items": [node("pool-a"), node("pool-a"), node("pool-b")]}),
+        }
+
+    def _access_review(self, request: kmock.Request) -> Any:
+        asked = request.data["spec"]["resourceAttributes"]
+        assert asked["namespace"] == "raytpu"
+        resource = f"{asked['resource']}/{asked['subresource']}".rstrip("/")
+        return {"status": {"allowed": f"{asked['verb']} {resource}" not in self.refused}}
+
+    def install(self, handler: kmock.RawHandler) -> None:
+        for where, reaction in self.answers.items():
+            if callable(reaction):
+                handler[where] << reaction
+            else:
+                handler[where] << reaction[0] << reaction[1]
+        handler.fallback << 404 << {"message": "not found"}
+
+
+@pytest.fixture
+def cluster() -> FakeCluster:
+    return FakeCluster()
+
+
+@pytest.fixture
+def look(cluster: FakeCluster, tmp_path: Path) -> Callable[[], dict[str, Check]]:
+    """The doctor's rows by name, as it saw the cluster; nothing was created there."""
+
+    async def checks(namespace: str) -> list[Check]:
+        async with kmock.RawHandler() as handler, kmock.Server(handler):
+            cluster.install(handler)
+            found = await doctor_gke.checks(KubeconfigAccess(str(kubeconfig(tmp_path, str(handler.url)))), namespace)
+            for request in handler:
+                wrote = request.method.value != "GET" and "reviews" not in request.url.path
+                assert not wrote or request.params["dryRun"] == "All", f"{request.url} changes something"
+            return found
+
+    return lambda: {check.name: check for check in asyncio.run(checks("raytpu"))}
+
+
+def kubeconfig(folder: Path, server: str) -> Path:
+    content = {
+        "apiVersion": "v1",
+        "kind": "Config",
+        "clusters": [{"name": "one", "cluster": {"server": server}}],
+        "users": [{"name": "one", "user": {"token": "of-a-test"}}],
+        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
+        "current-context": "one",
+    }
+    path = folder / "kubeconfig"
+    path.write_text(yaml.safe_dump(content))
+    return path
+
+
+def test_a_whole_cluster_is_all_right(look: Callable[[], dict[str, Check]]):
+    found = look()
+    assert {name: check.found for name, check in found.items() if not check.ok} == {}
+    assert "knows you as " + ACCOUNT in found["API server"].found
+    assert found["KubeRay operator"].found == "operator:v1.6.2 as ray-system/kuberay-operator"
+    assert found["TPU nodes"].found == (
+        "pool-a: 2 x tpu-v4-podslice 2x2x2, 4 chips each; pool-b: 1 x tpu-v4-podslice 2x2x2, 4 chips each"
+    )
+    assert found["Kueue"].found == "v1beta1"
+
+
+# The connection
+
+
+def test_a_server_that_is_not_there_ends_it_with_the_command_for_a_kubeconfig(tmp_path: Path):
+    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(kubeconfig(tmp_path, "http://127.0.0.1:1"))), "x"))
+    assert found[-1].name == "API server"
+    assert found[-1].missing
+    assert "Cannot connect" in found[-1].found
+    assert "gcloud container clusters get-credentials" in found[-1].help
+
+
+def test_credentials_that_are_refused_end_it(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers["get /version"] = refusal(401, "Unauthorized")
+    found = look()
+    assert list(found) == ["kubernetes-asyncio", "API server"]
+    assert "refuses the credentials: 401 Unauthorized" in found["API server"].found
+
+
+def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path):
+    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(tmp_path / "none")), "x"))
+    assert "none' is no file on this machine" in found[-1].found
+
+
+def test_without_the_extra_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    def missing(name: str) -> str:
+        raise doctor.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(doctor.metadata, "version", missing)
+    [check] = asyncio.run(doctor_gke.checks(KubeconfigAccess(), "x"))
+    assert (check.found, check.help) == ("not installed", "pip install 'raytpu-ops[gke]'")
+
+
+def test_a_server_that_does_not_say_who_we_are_is_no_flaw(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers[f"post {WHO}"] = refusal(404, "not found")
+    cluster.refused.add("get secrets")
+    found = look()
+    assert found["API server"].ok
+    assert found["rights in raytpu"].help.endswith("--role raytpu --user USER")
+
+
+def test_a_namespace_that_is_not_there(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers["get /api/v1/namespaces/raytpu"] = refusal(404, "not found")
+    check = look()["namespace"]
+    assert check.missing
+    assert check.help == "kubectl create namespace raytpu"
+
+
+def test_a_namespace_in_deletion_is_no_place(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers["get /api/v1/namespaces/raytpu"] = (200, {"status": {"phase": "Terminating"}})
+    assert look()["namespace"].missing
+
+
+# KubeRay
+
+
+def test_a_cluster_without_kuberay(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers["get /apis/ray.io"] = refusal(404, "not found")
+    check = look()["KubeRay's API"]
+    assert check.missing
+    assert "--update-addons RayOperator=ENABLED" in check.help
+
+
+def test_a_kuberay_without_token_authentication_is_too_old(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    schema = {"io.ray.v1.RayCluster": {"properties": {"spec": {"properties": {"rayVersion": {}}}}}}
+    cluster.answers["get /openapi/v3/apis/ray.io/v1"] = (200, {"components": {"schemas": schema}})
+    assert "no authOptions" in look()["KubeRay's API"].found
+    assert look()["KubeRay's API"].missing
+
+
+def test_a_kuberay_of_old_versions_only(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers["get /apis/ray.io"] = (200, {"versions": [{"version": "v1alpha1"}]})
+    assert look()["KubeRay's API"].missing
+
+
+@pytest.mark.parametrize(
+    ("operator", "words"),
+    [
+        (deployment("kuberay/operator:v1.4.2"), "is too old"),
+        (deployment("mirror:5000/kuberay/operator:v1.4.2@sha256:abc"), "is too old"),
+        (deployment(available=0), "has no pod that is up"),
+        (deployment("kuberay/operator:v1.6.2", "--watch-namespace", "team-a,team-b"), "minds only team-a, team-b"),
+        (deployment("kuberay/operator:v1.6.2", "--watch-namespace=team-a"), "minds only team-a"),
+    ],
+)
+def test_an_operator_that_will_not_do(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], operator: dict[str, Any], words: str
+):
+    cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": [operator]})
+    check = look()["KubeRay operator"]
+    assert words in check.found
+    assert check.missing
+    assert check.help
+
+
+def test_an_operator_that_minds_our_namespace_among_others(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    watching = deployment("kuberay/operator:v1.6.2", "--watch-namespace", "team-a,raytpu")
+    cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": [watching]})
+    assert look()["KubeRay operator"].ok
+
+
+@pytest.mark.parametrize(
+    ("operator", "ok", "seen"),
+    [
+        (deployment("kuberay/operator:v1.5.1"), False, True),
+        (deployment("kuberay/operator:v1.5.1", "--feature-gates=A=false,RayMultiHostIndexing=true"), True, True),
+        (deployment("kuberay/operator:v1.6.2", "--feature-gates", "RayMultiHostIndexing=false"), False, True),
+        (deployment("kuberay/operator:nightly"), False, False),
+        (deployment("kuberay/operator:v1.6.2", "--config", "/etc/kuberay/config.yaml"), False, False),
+    ],
+)
+def test_the_gate_that_numbers_hosts(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], operator: dict[str, Any], ok: bool, seen: bool
+):
+    cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": [operator]})
+    check = look()["RayMultiHostIndexing"]
+    assert (check.ok, check.seen) == (ok, seen)
+    assert not check.missing, "things work without it, only worse"
+
+
+@pytest.mark.parametrize(
+    ("where", "row", "right"),
+    [
+        (f"get {DEPLOYMENTS}", "KubeRay operator", "deployments of all namespaces"),
+        (f"get {NODES}", "TPU nodes", "nodes"),
+        ("get /api/v1/namespaces/raytpu", "namespace", "namespaces"),
+    ],
+)
+def test_what_may_not_be_read_is_no_failure_and_says_how_it_could_be(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], where: str, row: str, right: str
+):
+    cluster.answers[where] = refusal(403, "forbidden")
+    check = look()[row]
+    assert (check.seen, check.missing) == (False, False)
+    assert check.found == f"not readable: no right on {right}"
+    assert "doctor.yaml" in check.help
+
+
+def test_an_operator_that_is_hidden_is_no_failure(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": [deployment("other/operator:v1")]})
+    assert not look()["KubeRay operator"].seen
+
+
+# The TPU webhook
+
+
+def test_who_may_not_create_pods_has_the_webhook_refuse_a_ray_cluster(look: Callable[[], dict[str, Check]]):
+    assert look()["TPU webhook"].found == "refuses a RayCluster with too many hosts for its topology"
+
+
+def test_who_may_create_pods_has_the_webhook_give_an_id(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.refused.clear()
+    assert look()["TPU webhook"] == Check("TPU webhook", True, "gives each host its TPU_WORKER_ID")
+
+
+def test_a_webhook_that_does_not_number_hosts(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.refused.clear()
+    cluster.answers[f"post {PODS}"] = lambda request: admitted(request.data, "0")
+    check = look()["TPU webhook"]
+    assert (check.ok, check.missing) == (False, False)
+    assert "gives host 1 the TPU_WORKER_ID 0" in check.found
+
+
+@pytest.mark.parametrize(
+    ("may_create_pods", "registered"), [(True, True), (True, False), (False, True), (False, False)]
+)
+def test_a_webhook_that_does_nothing_or_is_none(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], may_create_pods: bool, registered: bool
+):
+    cluster.refused = set() if may_create_pods else {"create pods"}
+    cluster.answers[f"post {PODS}"] = lambda request: admitted(request.data, None)
+    cluster.answers[f"post {RAY_CLUSTERS}"] = (201, {})
+    if not registered:
+        others = [webhook("istio", "pods") | {"webhooks": [{"name": "a", "rules": []}]}, webhook(resource="services")]
+        cluster.answers[f"get {WEBHOOKS}"] = (200, {"items": others})
+    check = look()["TPU webhook"]
+    assert check.missing
+    assert ("is registered" in check.found) is registered
+    assert ("RayOperator=ENABLED" in check.help) is not registered
+
+
+@pytest.mark.parametrize("may_create_pods", [True, False])
+def test_a_webhook_that_does_not_answer_is_named(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], may_create_pods: bool
+):
+    cluster.refused = set() if may_create_pods else {"create pods"}
+    down = refusal(500, 'failed calling webhook "kuberay-tpu-webhook.ray-system.svc": connection refused')
+    cluster.answers[f"post {PODS}"] = cluster.answers[f"post {RAY_CLUSTERS}"] = down
+    check = look()["TPU webhook"]
+    assert check.missing
+    assert "kuberay-tpu-webhook.ray-system.svc" in check.found
+
+
+def test_a_policy_that_refuses_the_dry_run_leaves_the_webhook_unseen(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
+):
+    cluster.answers[f"post {RAY_CLUSTERS}"] = refusal(403, "exceeded quota: no rayclusters here")
+    check = look()["TPU webhook"]
+    assert (check.seen, check.missing) == (False, False)
+    assert "exceeded quota" in check.found
+
+
+def test_without_any_right_the_webhooks_registration_is_all_there_is_to_see(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
+):
+    cluster.refused = {"create pods", "create rayclusters"}
+    assert "whether it answers was not tried" in look()["TPU webhook"].found
+    cluster.answers[f"get {WEBHOOKS}"] = (200, {"items": []})
+    assert look()["TPU webhook"].missing
+    cluster.answers[f"get {WEBHOOKS}"] = refusal(403, "forbidden")
+    assert not look()["TPU webhook"].seen
+
+
+# Rights
+
+
+def test_each_missing_right_is_named_with_the_manifest_that_grants_it(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
+):
+    cluster.refused |= {"patch rayclusters", "delete rayclusters", "get services/proxy"}
+    check = look()["rights in raytpu"]
+    assert check.missing
+    assert check.found == "not allowed: patch, delete rayclusters.ray.io; get services/proxy"
+    assert check.help == f"kubectl apply -f {doctor_gke.manifest('rbac.yaml')}"
+    assert Path(doctor_gke.manifest("rbac.yaml")).is_file()
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("airflow@project.iam.gserviceaccount.com", "--user airflow@project.iam.gserviceaccount.com"),
+        ("system:serviceaccount:airflow:airflow-worker", "--serviceaccount airflow:airflow-worker"),
+    ],
+)
+def test_another_user_is_told_to_be_bound(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], user: str, subject: str
+):
+    cluster.user = user
+    cluster.refused.add("get secrets")
+    cluster.answers[f"get {NODES}"] = refusal(403, "forbidden")
+    found = look()
+    assert found["rights in raytpu"].help.endswith(f"--namespace raytpu --role raytpu {subject}")
+    assert found["TPU nodes"].help.endswith(f"--clusterrole raytpu-doctor {subject}")
+
+
+def test_another_namespace_is_put_into_the_manifest():
+    class Elsewhere:
+        namespace, user = "team-a", None
+
+    assert "sed 's/namespace: raytpu$/namespace: team-a/'" in doctor_gke._how_to_grant(Elsewhere())  # type: ignore[arg-type]
+
+
+def test_rights_on_kueue_are_only_needed_with_kueue(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.refused.add("list workloads")
+    check = look()["Kueue"]
+    assert (check.ok, check.missing, check.found) == (False, False, "not allowed: list workloads.kueue.x-k8s.io")
+    cluster.answers["get /apis/kueue.x-k8s.io"] = refusal(404, "not found")
+    assert look()["Kueue"].ok
+
+
+def test_reviews_that_are_refused_are_no_answer(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers[f"post {REVIEWS}"] = refusal(403, "no reviews")
+    found = look()
+    assert not found["rights in raytpu"].seen
+    assert found["TPU webhook"].found.endswith("whether it answers was not tried")
+
+
+# Nodes
+
+
+def test_no_nodes_now_is_fine(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers[f"get {NODES}"] = (200, {"items": []})
+    assert look()["TPU nodes"].ok
+
+
+def test_nodes_without_chips_lack_the_device_plugin(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
+    cluster.answers[f"get {NODES}"] = (200, {"items": [node("pool-a", chips="0")]})
+    check = look()["TPU nodes"]
+    assert (check.ok, check.missing) == (False, False)
+    assert "device plugin" in check.help
+
+
+# The command
+
+
+def test_json_and_exit_code_come_from_the_same_rows(tmp_path: Path):
+    file = kubeconfig(tmp_path, "http://127.0.0.1:1")
+    result = CliRunner().invoke(
+        cli.app, ["doctor", "--backend", "gke", "--kubeconfig", str(file), "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 1
+    rows = json.loads(result.output)
+    assert [row["name"] for row in rows] == ["kubernetes-asyncio", "API server"]
+    assert set(rows[0]) == {"name", "ok", "found", "help", "needed", "seen"}
+
+
+def test_the_table_tells_missing_from_unread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    monkeypatch.setenv("COLUMNS", "160")
+    rows = [Check("a", True, "fine"), doctor.unseen("b", "dark"), Check("c", False, "late", "run", needed=False)]
+    assert doctor.report(rows, as_json=False) == 0
+    shown = capsys.readouterr().out
+    assert [line.split()[0] for line in shown.splitlines()[1:4]] == ["ok", "unread", "better"]
+    assert "not looked at: b" in shown
+    assert doctor.report([*rows, Check("d", False, "gone", "get it")], as_json=False) == 1
+    assert "missing: d" in capsys.readouterr().out
+
+
+def test_options_for_a_cluster_are_refused_for_this_machine():
+    with pytest.raises(InvalidSpec, match=r"--context, --namespace: for --backend gke only"):
+        doctor.look("local", root=None, kubeconfig=None, context="x", namespace="y")
+    with pytest.raises(InvalidSpec, match="'tpu_vm' has no doctor; there are gke, local"):
+        doctor.look("tpu_vm", root=None, kubeconfig=None, context=None, namespace=None)
