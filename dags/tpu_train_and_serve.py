@@ -1,7 +1,7 @@
 """Train on reserved TPU slices, serve from one of them, ask the served model about every held-out digit.
 
-The whole life of a lease in one DAG. With ``backend="local"`` this machine plays the hosts; nothing
-else changes when it is another.
+The whole life of a lease in one DAG. With ``backend="local"`` this machine plays the hosts; with
+``gke`` nothing here changes but the storage, which every host must reach (``gs://…``).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from airflow.sdk import Param, dag, task
 from airflow.sdk.exceptions import AirflowFailException
 
-from raytpu_ops import RayServeOperator, RayTrainOperator, tpu_slices
+from raytpu_ops import RayServeOperator, RayTpuHook, RayTrainOperator, tpu_slices
 
 #: The folder above the package ``digits``; Airflow has it on its path as well.
 CODE = Path(__file__).parent
@@ -33,7 +33,7 @@ BATCH = 30
     tags=["tpu", "ray", "jax"],
     doc_md=__doc__,
     params={
-        "backend": Param("local", enum=["local"], title="Backend", description="Who grants the slices."),
+        "backend": Param("local", enum=["local", "gke"], title="Backend", description="Who grants the slices."),
         "generation": Param(
             "v4", enum=["v4", "v5e", "v5p", "v6e", "7x"], title="Generation", description="Of the TPU."
         ),
@@ -77,16 +77,15 @@ def tpu_train_and_serve() -> None:
         )
 
         @task
-        def evaluate(served: dict[str, Any]) -> dict[str, float]:
+        def evaluate(lease: dict[str, Any], served: dict[str, Any]) -> dict[str, float]:
             """Ask the served model about every held-out digit, over HTTP."""
-            import httpx
             from digits.data import held_out
 
             images, labels = held_out()
             answers: list[int] = []
-            with httpx.Client(base_url=served["url"], timeout=60) as client:
+            with RayTpuHook.for_lease(lease).serve_client(lease) as client:
                 for start in range(0, len(images), BATCH):
-                    reply = client.post("", json={"images": images[start : start + BATCH].tolist()})
+                    reply = client.post(served["route_prefix"], json={"images": images[start : start + BATCH].tolist()})
                     answers += reply.raise_for_status().json()["digits"]
             right = sum(int(answer == label) for answer, label in zip(answers, labels, strict=True))
             accuracy = right / len(labels)
@@ -95,7 +94,7 @@ def tpu_train_and_serve() -> None:
                 raise AirflowFailException(f"accuracy {accuracy:.4f} of the served model is below {WANTED_ACCURACY}")
             return {"accuracy": accuracy, "asked": len(labels)}
 
-        evaluate(serve.output)
+        evaluate(lease, serve.output)
 
 
 tpu_train_and_serve()

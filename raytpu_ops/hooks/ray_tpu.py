@@ -15,6 +15,8 @@ from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
+    import httpx
+
     from raytpu_ops.backends.base import Backend
     from raytpu_ops.ray.client import BlockingRayClient
 
@@ -51,8 +53,12 @@ class RayTpuHook(BaseHook):
         self._place: Mapping[str, str] = {}
 
     @classmethod
-    def for_lease(cls, lease: SliceLease) -> RayTpuHook:
-        """The hook by which that lease was granted; it finds the same cluster again."""
+    def for_lease(cls, lease: SliceLease | Mapping[str, Any]) -> RayTpuHook:
+        """The hook by which that lease was granted; it finds the same cluster again.
+
+        :param lease: what the provisioning task handed on.
+        """
+        lease = SliceLease.from_xcom(lease)
         hook = cls(lease.conn_id, lease.backend)
         hook._place = lease.place
         return hook
@@ -101,14 +107,33 @@ class RayTpuHook(BaseHook):
         access, rest = access_from(overlaid(found_again(options, self._place), self._over))
         return make_backend(name, access=access, **rest)
 
-    def ray(self, lease: SliceLease) -> BlockingRayClient:
+    def ray(self, lease: SliceLease | Mapping[str, Any]) -> BlockingRayClient:
         """A blocking client for the lease's Ray, for code of one's own in a ``@task``.
 
         :param lease: what the provisioning task handed on.
         """
         from raytpu_ops.ray.client import BlockingRayClient
 
-        return BlockingRayClient(self.backend.ray(lease))
+        return BlockingRayClient(self.backend.ray(SliceLease.from_xcom(lease)))
+
+    def serve_client(self, lease: SliceLease | Mapping[str, Any], *, timeout_s: float = 60.0) -> httpx.Client:
+        """A blocking HTTP client for what the lease serves: ``client.post("/digits", json=…)`` in a ``@task``.
+
+        It brings what the way there asks for. Use it with ``with``.
+
+        :param lease: what the provisioning task handed on.
+        :param timeout_s: seconds until one request counts as unanswered.
+        :raises Misconfigured: the lease's backend cannot serve.
+        """
+        from raytpu_ops.ray.http import serve_client
+
+        lease = SliceLease.from_xcom(lease)
+        address = lease.ray.serve_address
+        if address is None:
+            raise Misconfigured(
+                f"lease {lease.id} has no address for Serve: its backend {lease.backend!r} cannot serve"
+            )
+        return serve_client(address, self.backend.serve_credentials(lease), timeout_s)
 
     def get_conn(self) -> Backend:
         """The backend: what this hook connects to."""

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 #: ``User "u" cannot get resource "services/proxy" in API group "" in the namespace "n"``.
 _FORBIDDEN = re.compile(r'User "(?P<user>[^"]*)" cannot (?P<verb>\w+) resource "(?P<resource>[^"]+)"')
+#: How it says that nobody behind it got the request; other failures may come after the request went through.
+_UNDELIVERED = ("no endpoints available", "error trying to reach service: dial ")
 _NAMESPACE = re.compile(r'in the namespace "([^"]+)"')
 
 
@@ -31,6 +33,11 @@ class Status:
     def is_refusal(self) -> bool:
         """It does not let us in: asking again with the same credentials cannot help."""
         return self.code in (401, 403)
+
+    @property
+    def is_undelivered(self) -> bool:
+        """The request certainly reached nobody behind the API server: it may be sent again, whatever it does."""
+        return self.code == 429 or self.message.startswith(_UNDELIVERED)
 
     def refusal(self) -> str:
         """What is missing and the next step, in one line."""

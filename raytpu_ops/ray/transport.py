@@ -266,7 +266,7 @@ class Transport:
     def translate(self, error: httpx.HTTPError, asked: str) -> RayTpuError:
         """Our error for one of httpx."""
         where = f"Ray at {self.address}, {asked}"
-        if _untrusted(error):
+        if is_untrusted(error):
             return Misconfigured(f"{where}: its certificate is not trusted here: {error}")
         for kind, reason in RETRYABLE_ERRORS.items():
             if isinstance(error, kind):
@@ -328,7 +328,8 @@ def _safe(address: object) -> str:
     return re.sub(r"//[^/]*@", "//***@", str(address)).partition("?")[0]
 
 
-def _untrusted(error: BaseException | None) -> bool:
+def is_untrusted(error: BaseException | None) -> bool:
+    """Whether a certificate that is not trusted here is behind the error."""
     while error is not None:
         if isinstance(error, ssl.SSLCertVerificationError) or "CERTIFICATE_VERIFY_FAILED" in str(error):
             return True

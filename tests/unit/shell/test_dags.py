@@ -34,7 +34,7 @@ def test_pipeline_acquires_first_and_releases_last() -> None:
     assert dag.get_task("labelled").upstream_task_ids == {"provision"}
     assert dag.get_task("train").upstream_task_ids == {"labelled"}
     assert dag.get_task("serve").upstream_task_ids == {"labelled", "train"}
-    assert dag.get_task("evaluate").upstream_task_ids == {"serve"}
+    assert dag.get_task("evaluate").upstream_task_ids == {"labelled", "serve"}
     assert dag.get_task("release").upstream_task_ids == {"provision", "evaluate"}
 
 
