@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="the testbed needs the extra `cluster`")
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from kubernetes.client import ApiException
 from kubernetes.dynamic.exceptions import DynamicApiError

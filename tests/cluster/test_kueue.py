@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="the testbed needs the extra `cluster`")
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from tests.cluster.manifests import ray_cluster
 from tests.testbed.client import Testbed

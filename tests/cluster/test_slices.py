@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="the testbed needs the extra `cluster`")
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from tests.cluster.manifests import host_pod, plain_pod, ray_cluster
 from tests.testbed.client import Testbed

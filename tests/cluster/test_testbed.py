@@ -7,11 +7,11 @@ import time
 
 import pytest
 
-pytest.importorskip("kubernetes", reason="the testbed needs the extra `cluster`")
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
+from tests.cluster import needs
 from tests.cluster.manifests import TOKEN, plain_pod, ray_cluster, token_secret
 from tests.cluster.traces import Traces, assert_gone, owned_by_another, processes_of
-from tests.testbed import parts
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
 
@@ -33,9 +33,7 @@ def ray_labels(testbed: Testbed, cluster: str) -> dict[str, tuple[str, str]]:
 
 @pytest.fixture(autouse=True)
 def _built() -> None:
-    reason = parts.missing(nodes=True, kueue=False)
-    if reason or not all(one.built() for one in parts.wanted(nodes=True, kueue=False)):
-        pytest.skip(reason or "not built yet: run `python -m tests.testbed build`")
+    needs.a_testbed(nodes=True)
 
 
 def test_sigkill_of_the_owner_ends_nodes_and_pods_too() -> None:

@@ -193,7 +193,7 @@ def test_without_indexing_labels_it_counts_the_pods_it_knows() -> None:
 
 
 def test_the_legacy_path_fills_the_gap_that_a_deleted_pod_leaves() -> None:
-    known = []
+    known: list[Pod] = []
     for _ in range(4):
         known.append(mutated(pod(indexed=None), known))
     known[1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"

@@ -1,8 +1,8 @@
-"""`Testbed`: what a test holds. Brings a run up and down, and has one method for each fault.
+"""`Testbed`: what a test holds. Brings a run up and down.
 
-Talks to the run over the socket in its folder; Kubernetes itself is reached with Kubernetes' own
-client through `kubeconfig`. Faults that are plain Kubernetes (drain, cordon, a finalizer) are in
-`faults.py`.
+What can be done to a run while it is up is in `levers.py`; Kubernetes itself is reached with
+Kubernetes' own client through `kubeconfig`, and faults that are plain Kubernetes (drain, cordon, a
+finalizer) are in `faults.py`.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Any
 
-import httpx
 import psutil
 
 from tests.testbed import layout as runs
 from tests.testbed import parts
-from tests.testbed.faults import KubernetesFaults
 from tests.testbed.layout import Layout, Options
+from tests.testbed.levers import Levers, TestbedFailed
+
+__all__ = ["Testbed", "TestbedFailed"]
 
 _REPOSITORY = Path(__file__).parents[2]
 
 
-class TestbedFailed(RuntimeError):
-    """A run did not come up, or refused an order; the message says why."""
-
-    __test__ = False
-
-
-class Testbed(KubernetesFaults):
+class Testbed(Levers):
     """A run that is up.
 
     :param layout: its folder.
@@ -46,12 +39,8 @@ class Testbed(KubernetesFaults):
     __test__ = False
 
     def __init__(self, layout: Layout) -> None:
-        super().__init__(layout.kubeconfig)
-        self.layout = layout
+        super().__init__(layout)
         self._keeper: subprocess.Popen[bytes] | None = None
-        self._http = httpx.Client(
-            transport=httpx.HTTPTransport(uds=str(layout.control)), base_url="http://testbed", timeout=300
-        )
 
     # Up and down
 
@@ -62,6 +51,8 @@ class Testbed(KubernetesFaults):
         control_plane: bool = False,
         kueue: bool = False,
         operator_gates: str = "",
+        autoscale: Iterable[str] = (),
+        autoscale_idle: float = 15,
         node_grace: int = 20,
         owner: int | None = None,
         within: float = 300,
@@ -74,6 +65,8 @@ class Testbed(KubernetesFaults):
         :param control_plane: no nodes, now or later; ready in seconds.
         :param kueue: with Kueue.
         :param operator_gates: KubeRay's feature gates, `RayMultiHostIndexing=false`.
+        :param autoscale: node pools that come when pods wait for them: `v4-2x2x2*4`, up to four slices.
+        :param autoscale_idle: seconds after which such a pool goes when nothing runs on it.
         :param node_grace: seconds after which a silent node is NotReady.
         :param owner: pid of the process that the run ends with; this one by default, 0 for none.
         :param within: seconds.
@@ -85,7 +78,9 @@ class Testbed(KubernetesFaults):
         parts.ensure(nodes=not control_plane, kueue=kueue, say=say, nice=nice)
         runs.sweep()
         layout, lock = runs.new_run()
-        options = Options(nodes, control_plane, kueue, operator_gates, node_grace, venv=sys.prefix)
+        options = Options(
+            nodes, control_plane, kueue, operator_gates, tuple(autoscale), autoscale_idle, node_grace, venv=sys.prefix
+        )
         layout.options.write_text(options.to_json())
         owner = os.getpid() if owner is None else owner
         created = psutil.Process(owner).create_time() if owner else 0.0
@@ -140,11 +135,6 @@ class Testbed(KubernetesFaults):
         if self.layout.root.exists():
             raise TestbedFailed(f"{self.layout.root} is left after {timeout:.0f} s")
 
-    def close(self) -> None:
-        """Close the connections to the run; it goes on."""
-        self._http.close()
-        super().close()
-
     def __enter__(self) -> Testbed:
         return self
 
@@ -153,193 +143,10 @@ class Testbed(KubernetesFaults):
     ) -> None:
         self.down()
 
-    def order(self, order: str, /, **arguments: object) -> Any:
-        """Give an order; see `control.py`.
-
-        :param order: its name.
-        :param arguments: of the order.
-        :raises TestbedFailed: when it fails.
-        """
-        answer = self._http.post(f"/{order}", json=arguments).json()
-        if "error" in answer:
-            raise TestbedFailed(f"{order}: {answer['error']}")
-        return answer["result"]
-
-    def status(self) -> dict[str, Any]:
-        """Programs, pools, faults, connections, and the images that were pulled."""
-        return dict(self.order("status"))
-
     @property
     def server(self) -> str:
         """URL of the API server, on this machine's loopback."""
         return f"https://127.0.0.1:{self.layout.state()['port']}"
-
-    # Nodes
-
-    def add_pools(self, spec: str, *, labels: dict[str, str] | None = None, wait: bool = True) -> list[str]:
-        """Boot node pools, as an autoscaler or the GKE API would.
-
-        :param spec: `v4-2x2x2*2`.
-        :param labels: more labels for the nodes, `cloud.google.com/gke-spot`.
-        :param wait: until the nodes are ready.
-        :return: names of the pools.
-        """
-        return list(self.order("add_pools", spec=spec, labels=labels or {}, wait=wait))
-
-    def remove_pool(self, name: str) -> None:
-        """Delete a node pool and its nodes.
-
-        :param name: of the pool.
-        """
-        self.order("remove_pool", name=name)
-
-    def pools(self) -> dict[str, list[str]]:
-        """The pools and their nodes."""
-        return dict(self.status()["pools"])
-
-    def kill_node(self, name: str, *, forget: bool = False) -> None:
-        """A host vanishes: SIGKILL for all that runs on it.
-
-        :param name: of the node.
-        :param forget: its Node object goes too, as on GKE some time later.
-        """
-        self.order("kill_node", name=name, forget=forget)
-
-    def start_node(self, name: str, *, wait: bool = True) -> None:
-        """A host that was killed boots again.
-
-        :param name: of the node.
-        :param wait: until it is ready.
-        """
-        self.order("start_node", name=name, wait=wait)
-
-    @contextmanager
-    def broken_chips(self, node: str) -> Iterator[None]:
-        """The chips of a host are reported unhealthy.
-
-        :param node: the host.
-        """
-        self.order("chips", node=node, healthy=False)
-        yield
-        self.order("chips", node=node, healthy=True)
-
-    # The TPU webhook
-
-    @contextmanager
-    def webhook_down(self) -> Iterator[None]:
-        """Connections to the TPU webhook are refused; creates fail with "failed calling webhook"."""
-        self.order("stop_webhook")
-        try:
-            yield
-        finally:
-            self.order("start_webhook")
-
-    @contextmanager
-    def webhook_faults(
-        self,
-        *,
-        duplicate_ids: bool = False,
-        stale: bool = False,
-        crash_heads: bool = False,
-        status: int = 0,
-        delay: float = 0.0,
-    ) -> Iterator[None]:
-        """The TPU webhook misbehaves.
-
-        :param duplicate_ids: every host of a slice gets the worker id 0.
-        :param stale: without KubeRay's indexing labels it counts only the pods that exist now.
-        :param crash_heads: new head pods crash-loop.
-        :param status: it answers everything with this HTTP status.
-        :param delay: seconds before each answer.
-        """
-        faults = {
-            "duplicate_ids": duplicate_ids, "stale": stale, "crash_heads": crash_heads, "status": status, "delay": delay
-        }  # fmt: skip
-        self.order("webhook", **faults)
-        try:
-            yield
-        finally:
-            self.order("webhook")
-
-    # Images
-
-    @contextmanager
-    def image_faults(self, pattern: str, *, missing: bool = False, delay: float = 0.0) -> Iterator[None]:
-        """An image cannot be pulled, or takes long. Nodes keep what they pulled: use a tag of its own.
-
-        :param pattern: of the whole reference, `*/ray:broken`.
-        :param missing: the registry does not know it.
-        :param delay: seconds that the pull takes.
-        """
-        self.order("image_faults", faults=[{"pattern": pattern, "missing": missing, "delay": delay}])
-        try:
-            yield
-        finally:
-            self.order("image_faults", faults=[])
-
-    # The API server
-
-    @contextmanager
-    def api_down(self) -> Iterator[None]:
-        """The API server is killed: connections are refused, for the cluster's own programs too."""
-        self.order("stop_api")
-        try:
-            yield
-        finally:
-            self.order("start_api")
-
-    def restart_api(self, seconds: float = 0) -> None:
-        """The API server is killed and comes back.
-
-        :param seconds: that it stays away.
-        """
-        with self.api_down():
-            time.sleep(seconds)
-
-    @contextmanager
-    def program_down(self, name: str) -> Iterator[None]:
-        """One program of the cluster is away: `ray-operator`, `kube-scheduler`, `kueue`.
-
-        :param name: of the program.
-        """
-        self.order("stop_program", name=name)
-        try:
-            yield
-        finally:
-            self.order("start_program", name=name)
-
-    @contextmanager
-    def api_fault(self, action: str, **how: object) -> Iterator[Callable[[], dict[str, int]]]:
-        """Requests that match meet a fault on their way to the API server; see `proxy.Fault`.
-
-        :param action: `status`, `gone`, `reset`, `lost`, `hang`, `delay`.
-        :param how: method, path, watch, status, message, retry_after, seconds, after, times.
-        :return: a function that answers how often it matched and hit so far.
-        """
-        number = self.order("add_fault", action=action, **how)
-
-        def counts() -> dict[str, int]:
-            found = self.status()["proxy"]["faults"][str(number)]
-            return {"matched": found["matched"], "hits": found["hits"]}
-
-        try:
-            yield counts
-        finally:
-            self.order("remove_fault", number=number)
-
-    def cut_watches(self) -> int:
-        """Every open watch of those who are tested breaks.
-
-        :return: how many there were.
-        """
-        return int(self.order("cut_watches"))
-
-    def requests(self, *, forget: bool = False) -> list[dict[str, Any]]:
-        """What went through the proxy: method, target, watch, status, fault; oldest first.
-
-        :param forget: start the record anew.
-        """
-        return list(self.order("requests", forget=forget))
 
 
 def _environment() -> dict[str, str]:

@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
 
-from tests.testbed import nodes
 from tests.testbed.admission import WebhookFaults
 from tests.testbed.images import ImageFault
 from tests.testbed.inside import Cluster
@@ -40,16 +38,28 @@ class Orders:
             "proxy": cluster.proxy.describe(),
             "webhook": {"faults": vars(cluster.webhook.faults), "answered": cluster.webhook.answered},
             "pulled": cluster.registry.pulled,
+            "autoscaler": cluster.autoscaler.describe() if cluster.autoscaler else None,
         }
 
     async def add_pools(self, spec: str, labels: dict[str, str], wait: bool) -> list[str]:
-        pools = nodes.parse(spec, frozenset(self._cluster.pools))
+        pools = self._cluster.reserve(spec, labels)
         for pool in pools:
-            await self._cluster.add_pool(replace(pool, labels=labels), wait=wait)
+            await self._cluster.add_pool(pool, wait=wait)
         return [pool.name for pool in pools]
 
     async def remove_pool(self, name: str) -> None:
         await self._cluster.remove_pool(name)
+
+    async def start_autoscaler(self, specs: list[str], idle: float) -> None:
+        self._cluster.start_autoscaler(specs, idle)
+
+    async def stop_autoscaler(self) -> None:
+        await self._cluster.stop_autoscaler()
+
+    async def stockout(self, patterns: list[str]) -> None:
+        if self._cluster.autoscaler is None:
+            raise RuntimeError("this run has no autoscaler")
+        self._cluster.autoscaler.stockouts = patterns
 
     async def kill_node(self, name: str, forget: bool) -> None:
         await self._cluster.kill_node(name, forget=forget)
@@ -59,6 +69,11 @@ class Orders:
 
     async def chips(self, node: str, healthy: bool) -> None:
         self._cluster.plugins[node].set_healthy(healthy)
+
+    async def operator_gates(self, gates: str) -> str:
+        before = self._cluster.options.operator_gates
+        await self._cluster.set_operator_gates(gates)
+        return before
 
     async def webhook(self, **faults: Any) -> None:
         await self._cluster.webhook.set_faults(WebhookFaults(**faults))

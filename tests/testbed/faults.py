@@ -6,8 +6,12 @@ Part of `client.Testbed`; alone it serves a cluster that the testbed did not sta
 
 from __future__ import annotations
 
+import json
+import secrets
+import shutil
+import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +19,8 @@ from typing import Any
 from kubernetes import client, config
 from kubernetes.dynamic import DynamicClient
 from kubernetes.stream import stream
+
+from tests.testbed import accounts
 
 _HOLD = "raytpu.test/hold"
 
@@ -31,10 +37,14 @@ class KubernetesFaults:
         self.core = client.CoreV1Api(self.api)
         self.custom = client.CustomObjectsApi(self.api)
         self._dynamic: DynamicClient | None = None
+        self._folder: Path | None = None
 
     def close(self) -> None:
-        """Close the clients' connections."""
+        """Close the clients' connections, and forget the kubeconfigs that were made."""
         self.api.close()
+        if self._folder is not None:
+            shutil.rmtree(self._folder)
+            self._folder = None
 
     @property
     def dynamic(self) -> DynamicClient:
@@ -42,6 +52,32 @@ class KubernetesFaults:
         if self._dynamic is None:
             self._dynamic = DynamicClient(self.api)
         return self._dynamic
+
+    @contextmanager
+    def namespace(self, prefix: str = "t") -> Iterator[str]:
+        """A new namespace, gone with all that is in it when this ends.
+
+        :param prefix: of its name.
+        """
+        with accounts.namespace(self, f"{prefix}-{secrets.token_hex(3)}") as name:
+            yield name
+
+    def kubeconfig_for(self, rights: Path | Iterable[dict[str, Any]], namespace: str, account: str = "") -> Path:
+        """A kubeconfig that may do exactly what some rights say, by the token of a service account.
+
+        :param rights: a manifest with ServiceAccount, Role and RoleBinding, applied as it stands but for
+            its namespace; or rules of a Role, for a new account.
+        :param namespace: where.
+        :param account: the ServiceAccount, if the manifest binds several.
+        :return: the file; it is there until `close`.
+        """
+        content = accounts.kubeconfig_for(self, rights, namespace, account)
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="raytpu-kubeconfigs-"))
+        path = self._folder / f"{namespace}-{secrets.token_hex(3)}"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(content))  # JSON is YAML
+        return path
 
     def proxied(self, namespace: str, service: str, path: str, token: str = "") -> tuple[int, bytes]:
         """GET from a service through the API server, as the backend reaches Ray.

@@ -106,7 +106,7 @@ def ray_image(venv: str) -> Image:
         # Five hosts of a slice start on two cores here.
         "RAY_raylet_start_wait_time_s": "180",
     }
-    config = {
+    config: dict[str, object] = {
         "User": f"{RAY_USER}:{RAY_GROUP}",
         "WorkingDir": "/home/ray",
         "Env": [f"{name}={value}" for name, value in environment.items()],

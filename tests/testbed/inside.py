@@ -14,7 +14,9 @@ import ssl
 import subprocess
 import sys
 import traceback
+from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import aiohttp
@@ -23,6 +25,7 @@ from aiohttp import web
 from tests.testbed import cgroups, controlplane, kueue, nodes
 from tests.testbed.admission import TpuWebhook
 from tests.testbed.api import Api, ApiError
+from tests.testbed.autoscaler import Autoscaler
 from tests.testbed.device_plugin import DevicePlugin
 from tests.testbed.images import Registry
 from tests.testbed.layout import API, POD_GATEWAY, REGISTRY_PORT, SERVICE_DNS, Layout, Options
@@ -82,9 +85,11 @@ class Cluster:
         self.pools: dict[str, nodes.Pool] = {}
         self.addresses: dict[str, str] = {}
         self.plugins: dict[str, DevicePlugin] = {}
+        self.autoscaler: Autoscaler | None = None
         self._port = listener.getsockname()[1]
         self._node_count = 0
-        self._cni_ready = False
+        self._names: set[str] = set()
+        self._shared: asyncio.Task[None] | None = None
 
     def _make_proxy(self, listener: socket.socket) -> FaultProxy:
         pki = self.layout.pki
@@ -105,16 +110,43 @@ class Cluster:
             Child("kube-controller-manager", controlplane.controller_manager(self.layout, self.options))
         )
         self.children.start(Child("kube-scheduler", controlplane.scheduler(self.layout)))
-        pools = [pool for spec in self.options.nodes for pool in self._parse(spec)]
+        pools = [pool for spec in self.options.nodes for pool in self.reserve(spec)]
         await asyncio.gather(self._install_kuberay(), *(self.add_pool(pool) for pool in pools))
         if self.options.kueue:
             await kueue.install(self.layout, self.api, self.children)
         await self._accounts()
+        if self.options.autoscale:
+            self.start_autoscaler(self.options.autoscale, self.options.autoscale_idle)
         self.authority.kubeconfig(self.layout.kubeconfig, f"https://127.0.0.1:{self._port}", token=token)
         await self.proxy.open()
 
-    def _parse(self, spec: str) -> list[nodes.Pool]:
-        found = nodes.parse(spec, frozenset(self.pools))
+    def start_autoscaler(self, specs: Iterable[str], idle: float) -> None:
+        """Nodes come and go with the pods that want them, from now on.
+
+        :param specs: the pools that there may be.
+        :param idle: seconds after which an empty one goes.
+        """
+        if self.options.control_plane:
+            raise RuntimeError("this run is a control plane alone: it has no nodes")
+        if self.autoscaler is not None:
+            raise RuntimeError("this run has an autoscaler already")
+        self.autoscaler = Autoscaler(self, specs, idle)
+        self.autoscaler.start()
+
+    async def stop_autoscaler(self) -> None:
+        """Its pools go with it."""
+        autoscaler, self.autoscaler = self.autoscaler, None
+        if autoscaler is not None:
+            await autoscaler.stop()
+
+    def reserve(self, spec: str, labels: dict[str, str] | None = None) -> list[nodes.Pool]:
+        """The pools that a word means, with names that nobody else gets any more.
+
+        :param spec: `v4-2x2x2*2`.
+        :param labels: more labels for the nodes.
+        """
+        found = [replace(pool, labels=labels or {}) for pool in nodes.parse(spec, frozenset(self._names))]
+        self._names |= {pool.name for pool in found}
         self.pools |= {pool.name: pool for pool in found}
         return found
 
@@ -154,10 +186,12 @@ class Cluster:
     # Nodes
 
     async def _share(self) -> None:
-        """What the first node brings: registry, DNS, and the files that all nodes read."""
-        if self._cni_ready:
-            return
-        self._cni_ready = True
+        """What the first node brings, once: registry, DNS, and the files that all nodes read."""
+        if self._shared is None:
+            self._shared = asyncio.create_task(self._make_shared())
+        await self._shared
+
+    async def _make_shared(self) -> None:
         await asyncio.to_thread(nodes.shared_files, self.layout, self.options.venv)
         runner = web.AppRunner(self.registry.app, shutdown_timeout=0.1)
         await runner.setup()
@@ -240,7 +274,8 @@ class Cluster:
         :param forget: remove its Node object too, as GKE does some time later.
         """
         self.pool_of(name)
-        await self.children.stop(f"node-{name}", signal.SIGKILL)
+        if f"node-{name}" in self.children.by_name:
+            await self.children.stop(f"node-{name}", signal.SIGKILL)
         plugin = self.plugins.pop(name, None)
         if plugin is not None:
             await plugin.stop()
@@ -254,15 +289,27 @@ class Cluster:
             await self.api.delete(f"/api/v1/nodes/{name}")
 
     async def remove_pool(self, name: str) -> None:
-        """The node pool is deleted, and its nodes with it.
+        """The node pool is deleted, and its nodes with it, however far they came.
 
         :param name: of the pool.
         """
-        pool = self.pools[name]
-        for node in pool.node_names:
-            await self.kill_node(node, forget=True)
-            self.addresses.pop(node)
+        for node in self.pools[name].node_names:
+            if node in self.addresses:
+                await self.kill_node(node, forget=True)
+                del self.addresses[node]
         del self.pools[name]
+
+    # KubeRay
+
+    async def set_operator_gates(self, gates: str) -> None:
+        """KubeRay starts anew, with these feature gates.
+
+        :param gates: `RayMultiHostIndexing=false`; empty for its defaults.
+        """
+        await self.children.stop("ray-operator")
+        self.options = replace(self.options, operator_gates=gates)
+        self.children.start(Child("ray-operator", controlplane.operator(self.layout, self.options)))
+        await self._healthy("http://127.0.0.1:8382/readyz")
 
     # The API server
 

@@ -37,6 +37,8 @@ class Options:
     :param control_plane: no kubelets, containerd or DNS, and none can be added.
     :param kueue: with Kueue.
     :param operator_gates: KubeRay's feature gates, `RayMultiHostIndexing=false`.
+    :param autoscale: pools that the autoscaler may boot, `v4-2x2x2*4`; empty without one.
+    :param autoscale_idle: seconds after which it removes an empty pool.
     :param node_grace: seconds after which a silent node is NotReady; Kubernetes' own default is 50.
     :param venv: the virtual environment with Ray that pods see.
     """
@@ -45,6 +47,8 @@ class Options:
     control_plane: bool = False
     kueue: bool = False
     operator_gates: str = ""
+    autoscale: tuple[str, ...] = ()
+    autoscale_idle: float = 15
     node_grace: int = 20
     venv: str = ""
 
@@ -54,7 +58,7 @@ class Options:
     @classmethod
     def from_json(cls, text: str) -> Options:
         values = json.loads(text)
-        return cls(**{**values, "nodes": tuple(values["nodes"])})
+        return cls(**{**values, "nodes": tuple(values["nodes"]), "autoscale": tuple(values["autoscale"])})
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,15 @@ class Layout:
     def kubeconfig(self) -> Path:
         """For programs outside: through the proxy on loopback, as cluster-admin."""
         return self.root / "kubeconfig"
+
+    @property
+    def shared(self) -> Path:
+        """A folder that pods may mount by `hostPath`, at the same path, and any user of a pod may write to."""
+        path = self.root / "shared"
+        if not path.exists():
+            path.mkdir()
+            path.chmod(0o777)  # whatever the umask; the folder above keeps the machine's users out
+        return path
 
     @property
     def options(self) -> Path:

@@ -21,6 +21,8 @@ from tests.testbed.node_init import CONTAINERD_SOCKET
 from tests.testbed.parts import program
 from tests.testbed.pki import Authority
 
+#: GKE's taint of every node with TPUs.
+TPU_TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
 _SPEC = re.compile(
     r"(?P<kind>cpu|[a-z0-9]+)(?:-(?P<topology>[0-9x]+))?(?:@(?P<machine>[a-z0-9-]+))?(?:\*(?P<times>\d+))?\Z"
 )
@@ -34,12 +36,14 @@ class Pool:
     :param hosts: how many nodes it has.
     :param shape: of the slice that it is; None for a pool without TPUs.
     :param labels: more labels for its nodes.
+    :param taints: of its nodes; None for those that follow from the shape.
     """
 
     name: str
     hosts: int
     shape: SliceShape | None = None
     labels: dict[str, str] = field(default_factory=dict)
+    taints: tuple[dict[str, str], ...] | None = None
 
     @property
     def node_names(self) -> list[str]:
@@ -56,6 +60,12 @@ class Pool:
         if self.shape is not None:
             labels |= {**self.shape.node_selector, "node.kubernetes.io/instance-type": self.shape.machine_type}
         return labels | self.labels
+
+    @property
+    def node_taints(self) -> list[dict[str, str]]:
+        if self.taints is not None:
+            return list(self.taints)
+        return [TPU_TAINT] if self.shape is not None else []
 
 
 def parse(spec: str, taken: frozenset[str] = frozenset()) -> list[Pool]:
@@ -213,7 +223,6 @@ SystemdCgroup = false
 
 
 def _kubelet_config(layout: Layout, folder: Path, name: str, pool: Pool, address: str) -> dict[str, object]:
-    taint = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
     never = dict.fromkeys(("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%")
     return {
         "kind": "KubeletConfiguration",
@@ -237,7 +246,7 @@ def _kubelet_config(layout: Layout, folder: Path, name: str, pool: Pool, address
         "resolvConf": str(layout.work / "resolv.conf"),
         "podLogsDir": str(folder / "pod-logs"),
         "volumePluginDir": str(folder / "plugins"),
-        "registerWithTaints": [taint] if pool.shape is not None else [],
+        "registerWithTaints": pool.node_taints,
         "failSwapOn": False,
         "serializeImagePulls": False,
         # A full disk of the host is not what is tested.

@@ -1,0 +1,86 @@
+"""What a test needs of this machine or of a cluster; where that is absent it is skipped, with the reason by name.
+
+A cluster that somebody named (`RAYTPU_TEST_KUBECONFIG`) and that cannot be used is no reason to skip: it fails.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.testbed.faults import KubernetesFaults
+
+VARIABLE = "RAYTPU_TEST_KUBECONFIG"
+
+
+def a_testbed(*, nodes: bool, kueue: bool = False) -> None:
+    """Parts that are built, and a machine that they run on.
+
+    :param nodes: with kubelets.
+    :param kueue: with Kueue.
+    """
+    for module in ("kubernetes", "grpc"):
+        pytest.importorskip(module, reason="the testbed needs the extra `dev`")
+    from tests.testbed import parts
+
+    reason = parts.missing(nodes=nodes, kueue=kueue)
+    if reason:
+        pytest.skip(reason)
+    unbuilt = [one.name for one in parts.wanted(nodes=nodes, kueue=kueue) if not one.built()]
+    if unbuilt:
+        # Half an hour of compiling is nothing to start by surprise.
+        pytest.skip(f"not built yet: {', '.join(unbuilt)}; run `python -m tests.testbed build --kueue`")
+
+
+def given_kubeconfig() -> Path | None:
+    """The kubeconfig of the cluster that the suite is pointed at; None for the testbed."""
+    given = os.environ.get(VARIABLE)
+    if not given:
+        return None
+    path = Path(given).expanduser()
+    if not path.is_file():
+        pytest.fail(f"{VARIABLE}={given} is no file")
+    return path
+
+
+def kuberay(cluster: KubernetesFaults) -> None:
+    """A cluster that knows RayClusters.
+
+    :param cluster: that somebody named.
+    """
+    from kubernetes.dynamic.exceptions import ResourceNotFoundError
+
+    try:
+        cluster.dynamic.resources.get(api_version="ray.io/v1", kind="RayCluster")
+    except ResourceNotFoundError:
+        pytest.fail(f"the cluster of {cluster.kubeconfig} knows no RayCluster: install KubeRay there")
+
+
+def tpu_nodes(cluster: KubernetesFaults, accelerator: str, topology: str, hosts: int) -> None:
+    """Nodes that a slice fits on.
+
+    :param cluster: where.
+    :param accelerator: value of GKE's label, `tpu-v4-podslice`.
+    :param topology: value of GKE's label, `2x2x2`.
+    :param hosts: how many.
+    """
+    wanted = f"cloud.google.com/gke-tpu-accelerator={accelerator},cloud.google.com/gke-tpu-topology={topology}"
+    there = len(cluster.nodes(wanted))
+    if there < hosts:
+        pytest.skip(f"{there} of {hosts} nodes with {wanted} in the cluster of {cluster.kubeconfig}")
+
+
+def tpu_webhook(cluster: KubernetesFaults) -> None:
+    """GKE's TPU webhook, or one that plays it.
+
+    :param cluster: where.
+    """
+    from kubernetes import client
+
+    found = client.AdmissionregistrationV1Api(cluster.api).list_mutating_webhook_configuration().items
+    if not any("tpu-webhook" in one.metadata.name for one in found):
+        pytest.skip(f"no TPU webhook in the cluster of {cluster.kubeconfig}")
