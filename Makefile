@@ -4,6 +4,8 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 UV     := $(VENV)/tools/bin/uv
 STAMP  := $(VENV)/.ready
+# The same with Google's clients, which only a few tests need: one gigabyte more.
+GOOGLE := $(VENV)/.ready-with-google
 # Python that makes the environment: the first that is new enough, or the one that is given here.
 PYTHON ?=
 # More arguments for the command behind a target: make test ARGS="-k provider -x"
@@ -14,10 +16,10 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ui test lint format bench constraints clean
+.PHONY: help setup demo ui test testbed test-cluster lint format bench constraints clean
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(STAMP)  ## make or renew .venv (the other targets do it by themselves)
 	@echo "$(VENV) is ready"
@@ -30,6 +32,16 @@ ui: $(STAMP)  ## an Airflow with the example DAGs, up until Ctrl-C
 
 test: $(STAMP)  ## every test, real Ray and real Airflow too
 	@$(BIN)/python -m pytest $(ARGS)
+
+testbed: $(STAMP)  ## build the Kubernetes that test-cluster starts; half an hour or more, once
+	@missing=$$($(BIN)/python -c \
+			'from tests.testbed import parts; print(parts.missing(nodes=True, kueue=True) or "")') && \
+		if [ -n "$$missing" ]; then echo "Not built: $$missing"; \
+		else $(BIN)/python -m tests.testbed build --kueue && echo "Every part of the testbed is built"; fi
+
+# Another cluster that RAYTPU_TEST_KUBECONFIG names needs nothing built.
+test-cluster: $(GOOGLE) $(if $(RAYTPU_TEST_KUBECONFIG),,testbed)  ## a whole Kubernetes with KubeRay and TPU nodes, and Google's clients
+	@$(BIN)/python -m pytest tests/cluster tests/unit/hooks/test_google_clusters.py $(ARGS)
 
 lint: $(STAMP)  ## style, format, types, and which layer may import which
 	@$(BIN)/ruff check .
@@ -57,6 +69,12 @@ $(STAMP): pyproject.toml constraints.txt $(UV)
 	@echo "Installing into $(VENV): Airflow, Ray and JAX; about 2 GB, a few minutes the first time"
 	@$(UV) pip install --python $(BIN)/python --constraint constraints.txt --compile-bytecode \
 		--editable '.[local,gke,dev]'
+	@touch $@
+
+$(GOOGLE): $(STAMP)
+	@echo "Adding Google's clients to $(VENV); one gigabyte more"
+	@$(UV) pip install --python $(BIN)/python --constraint constraints.txt --compile-bytecode \
+		--editable '.[local,gke,google,dev]'
 	@touch $@
 
 # uv installs the 200 packages several times faster than pip and compiles them side by side.
