@@ -18,8 +18,9 @@ def ray_cluster(
     chips: int = 4,
     image: str = IMAGE,
     labels: dict[str, str] | None = None,
+    without_ray: bool = False,
 ) -> dict[str, Any]:
-    """A RayCluster with one group of TPU slices."""
+    """A RayCluster with one group of TPU slices; without Ray its pods are KubeRay's, and do nothing."""
     label = {"app.kubernetes.io/name": "kuberay"}
 
     def container(kind: str, resources: dict[str, str]) -> dict[str, Any]:
@@ -30,7 +31,7 @@ def ray_cluster(
             "resources": {"requests": {**small, **resources}, "limits": {"cpu": "2", "memory": "4Gi", **resources}},
         }
 
-    worker = {
+    worker: dict[str, Any] = {
         "groupName": "slices",
         "replicas": slices,
         "minReplicas": slices,
@@ -52,13 +53,17 @@ def ray_cluster(
             },
         },
     }
-    head = {
+    head: dict[str, Any] = {
         "rayStartParams": {"num-cpus": "0", "dashboard-host": "0.0.0.0"},
         "template": {
             "metadata": {"labels": label},
             "spec": {"terminationGracePeriodSeconds": 5, "containers": [container("ray-head", {})]},
         },
     }
+    if without_ray:
+        for one in (head, worker):
+            one["template"]["metadata"]["annotations"] = {"ray.io/overwrite-container-cmd": "true"}
+            one["template"]["spec"]["containers"][0]["command"] = ["sleep", "600"]
     return {
         "apiVersion": "ray.io/v1",
         "kind": "RayCluster",

@@ -147,12 +147,9 @@ def test_a_pool_is_made_as_the_selectors_ask(growing: Testbed) -> None:
 
 
 def test_a_raycluster_brings_its_nodes(growing: Testbed) -> None:
-    manifest = ray_cluster("bringing", slices=1)
-    del manifest["spec"]["authOptions"]
-    group = manifest["spec"]["workerGroupSpecs"][0]["template"]
     # KubeRay's pods, as they are scheduled; that Ray runs in them is shown elsewhere.
-    group["metadata"]["annotations"] = {"ray.io/overwrite-container-cmd": "true"}
-    group["spec"]["containers"][0] |= {"command": ["sleep", "600"]}
+    manifest = ray_cluster("bringing", slices=1, without_ray=True)
+    del manifest["spec"]["authOptions"]
     clusters = growing.dynamic.resources.get(api_version="ray.io/v1", kind="RayCluster")
     clusters.create(body=manifest, namespace="default")
 

@@ -23,6 +23,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     up.add_argument("--control-plane", action="store_true", help="no nodes: admission, RBAC, manifests; seconds")
     up.add_argument("--kueue", action="store_true", help="with Kueue")
+    up.add_argument("--autoscale", action="append", default=[], metavar="SPEC", help="slices that come when wanted")
     up.add_argument("--operator-gates", default="", metavar="GATES", help="KubeRay's: RayMultiHostIndexing=false")
     up.add_argument("--nice", type=int, default=0, help="niceness of builds")
     build = commands.add_parser("build", help="build what is absent, start nothing")
@@ -54,6 +55,7 @@ def _up(args: argparse.Namespace) -> None:
         control_plane=args.control_plane,
         kueue=args.kueue,
         operator_gates=args.operator_gates,
+        autoscale=args.autoscale,
         owner=0,
         nice=args.nice,
     )

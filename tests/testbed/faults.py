@@ -111,19 +111,20 @@ class KubernetesFaults:
         answer = self.core.read_namespaced_pod_log(pod, namespace, previous=previous, _preload_content=False)
         return str(answer.data.decode(errors="replace"))
 
-    def run_in(self, pod: str, *command: str, namespace: str = "default") -> str:
+    def run_in(self, pod: str, *command: str, namespace: str = "default", timeout: float = 60) -> str:
         """Run a command in a pod's first container; what it wrote.
 
         :param pod: its name.
         :param command: and its arguments.
         :param namespace: of the pod.
+        :param timeout: seconds.
         """
         socket = stream(
             self.core.connect_get_namespaced_pod_exec, pod, namespace, command=list(command),
             stdout=True, stderr=True, _preload_content=False,
         )  # fmt: skip
         try:
-            socket.run_forever(timeout=60)
+            socket.run_forever(timeout=timeout)
             return str(socket.read_all())
         finally:
             socket.close()

@@ -33,6 +33,8 @@ DEBIAN = {
     "iproute2": "/usr/sbin/ip",
     "busybox-static": "/bin/busybox",
     "util-linux": "/usr/bin/unshare",
+    # Pods see the machine's /usr, and KubeRay's probes of older Ray call it.
+    "wget": "/usr/bin/wget",
 }
 
 
