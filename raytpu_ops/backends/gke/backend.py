@@ -9,9 +9,10 @@ Not here: manifests (``manifest.py``), requests (``api.py``), what the answers m
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from raytpu_ops.backends.base import Plan, Released
@@ -21,7 +22,7 @@ from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.health import Seen, judged
 from raytpu_ops.backends.gke.objects import ClusterView, PodView, WorkloadView
 from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, through_proxy
-from raytpu_ops.backends.gke.record import OWNER, Record, read_record, written
+from raytpu_ops.backends.gke.record import OWNER, RECORD, Record, owned_by, read_record, written
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
@@ -29,7 +30,7 @@ from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RayTpuError, Remot
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
-from raytpu_ops.waits import Done, Pending, Wait, wait_async
+from raytpu_ops.waits import Done, Pending, Wait, utc_now, wait_async
 
 if TYPE_CHECKING:
     from raytpu_ops.ray.client import RayClient
@@ -50,6 +51,8 @@ class GkeBackend:
     """Grants slices by KubeRay on a Kubernetes cluster.
 
     :param access: the way to the API server; default a kubeconfig, or inside a pod its service account.
+    :param clock: the time, UTC.
+    :param sleep: takes seconds, between two tries.
     :param options: see :class:`~raytpu_ops.backends.gke.settings.Settings`.
     :raises InvalidSpec: an option is not right.
     """
@@ -57,10 +60,20 @@ class GkeBackend:
     name = "gke"
     acquires_in_task = True
 
-    def __init__(self, access: KubeAccess | None = None, **options: Any) -> None:
+    def __init__(
+        self,
+        access: KubeAccess | None = None,
+        *,
+        clock: Callable[[], datetime] = utc_now,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **options: Any,
+    ) -> None:
         self.settings = Settings.of(options)
         self.access = access if access is not None else KubeconfigAccess()
-        self._tokens: dict[str, RayCredentials] = {}
+        self._clock, self._sleep = clock, sleep
+        self._tokens: dict[tuple[str, datetime], RayCredentials] = {}
+        #: Leases of which nothing is known at the moment, and since when.
+        self._silent: dict[str, datetime] = {}
 
     @property
     def ships_runtime(self) -> bool:
@@ -113,7 +126,8 @@ class GkeBackend:
                 f"RayCluster {self.settings.namespace}/{naming.lease_id(owner)}", lambda: self._acquired(plan, owner)
             )
         except RayTpuError as error:
-            await self._roll_back(owner, error)
+            if left := await self._roll_back(owner, error):
+                raise type(error)(f"{error}; {left}") from error
             raise
 
     async def _acquired(self, plan: Plan, owner: Owner) -> Pending | Done[SliceLease]:
@@ -124,7 +138,7 @@ class GkeBackend:
             there = await api.ray_cluster(name)
             if there is not None:
                 return self._adopted(there, owner, digest)
-            now = datetime.now(UTC)
+            now = self._clock()
             server = (await self.access.configuration()).host or ""
             dashboard, serve = addresses(self.settings, name, server)
             record = Record(
@@ -143,11 +157,16 @@ class GkeBackend:
     def _adopted(self, there: Json, owner: Owner, digest: str) -> Pending | Done[SliceLease]:
         view, record = ClusterView.of(there), read_record(there)
         what = f"RayCluster {self.settings.namespace}/{view.name}"
-        if record is None or record.owner != owner:
+        if not owned_by(there, owner):
             whose = f"belongs to {record.owner.key}" if record else "was not made by raytpu-ops"
             raise Misconfigured(f"{what} exists and {whose}: delete or rename it")
         if view.deleting:
             return Pending(f"the one before is still being deleted; it is held by {_held(view)}")
+        if record is None:
+            raise Misconfigured(
+                f"{what} exists for {owner.key}, but somebody wrote over its annotation {RECORD!r}: delete it, by "
+                f"`kubectl delete raycluster {view.name} --namespace {self.settings.namespace}`"
+            )
         if record.digest != digest:
             raise Misconfigured(
                 f"{what} exists for {owner.key} with another spec or other options ({record.spec}): release it first, "
@@ -155,21 +174,21 @@ class GkeBackend:
             )
         return Done(self._lease(view.name, record))
 
-    async def _roll_back(self, owner: Owner, error: RayTpuError) -> None:
-        """A create whose answer got lost may have gone through; a teardown never follows a failed setup."""
+    async def _roll_back(self, owner: Owner, error: RayTpuError) -> str:
+        """A create whose answer got lost may have gone through; a teardown never follows a failed setup.
+
+        :return: what is left and why, in words (F32).
+        """
+        name = naming.lease_id(owner)
         try:
             async with self._api() as api:
-                there = await api.ray_cluster(naming.lease_id(owner))
-                record = read_record(there) if there else None
-                if (
-                    there is not None
-                    and record is not None
-                    and record.owner == owner
-                    and not isinstance(error, Misconfigured)
-                ):
-                    await api.delete_ray_cluster(there["metadata"]["name"], there["metadata"]["uid"])
+                there = await api.ray_cluster(name)
+                # A misconfigured request made nothing: what is there was there before.
+                if there is not None and owned_by(there, owner) and not isinstance(error, Misconfigured):
+                    await api.delete_ray_cluster(name, there["metadata"]["uid"])
         except RayTpuError as second:
-            error.add_note(f"and what may be left could not be looked for: {second}")
+            return f"RayCluster {self.settings.namespace}/{name} may be left: {second}"
+        return ""
 
     async def find(self, owner: Owner) -> SliceLease | None:
         """The owner's lease, read from its RayCluster; None where there is none."""
@@ -189,13 +208,14 @@ class GkeBackend:
             async with self._api() as api:
                 seen = await self._looked(api, lease)
         except RemoteUnavailable as error:
-            return Readiness(problems=[str(error)])
+            # Whether it queues or comes up is not known now, so only the silence itself may be too long.
+            return Readiness(problems=[str(error)], since=self._silent.setdefault(lease.id, self._clock()))
+        self._silent.pop(lease.id, None)
         return judged(lease.spec, lease.id, seen)
 
     async def _looked(self, api: KubeApi, lease: SliceLease) -> Seen:
         there = await api.ray_cluster(lease.id)
-        record = read_record(there) if there else None
-        if there is None or record is None or record.owner != lease.owner:
+        if there is None or not owned_by(there, lease.owner):
             return Seen(None)
         cluster = ClusterView.of(there)
         pods = [PodView.of(pod) for pod in await api.pods(lease.id)]
@@ -205,9 +225,16 @@ class GkeBackend:
             cluster=cluster,
             pods=pods,
             workload=WorkloadView.of(workload) if workload else None,
-            last_lines={pod.name: await api.last_lines(pod.name, pod.container) for pod in failing},
+            last_lines={pod.name: await self._last_lines(api, pod) for pod in failing},
         )
         return await self._asked(lease, seen) if seen.answering and not cluster.suspended else seen
+
+    async def _last_lines(self, api: KubeApi, pod: PodView) -> list[str]:
+        """A log that can't be read, such as on a host that is gone, does not take the rest of the report away."""
+        try:
+            return await api.last_lines(pod.name, pod.container)
+        except RayTpuError as error:
+            return [f"(not to be had: {error})"]
 
     async def _asked(self, lease: SliceLease, seen: Seen) -> Seen:
         """With what Ray says."""
@@ -258,13 +285,9 @@ class GkeBackend:
 
     async def _release_cluster(self, api: KubeApi, lease: SliceLease, removed: list[str], left: list[str]) -> None:
         there = await api.ray_cluster(lease.id)
-        if there is None:
-            return
-        what = f"RayCluster {self.settings.namespace}/{lease.id}"
-        record = read_record(there)
-        if record is None or record.owner != lease.owner:
-            return  # somebody else's; ours is gone
-        view = ClusterView.of(there)
+        if there is None or not owned_by(there, lease.owner):
+            return  # ours is gone
+        what, view = f"RayCluster {self.settings.namespace}/{lease.id}", ClusterView.of(there)
         if view.deleting:
             left.append(f"{what} is being deleted; it is held by {_held(view)}")
             return
@@ -273,8 +296,8 @@ class GkeBackend:
         left.append(f"{what} was told to go")
 
     async def _release_pods(self, api: KubeApi, lease: SliceLease, removed: list[str], left: list[str]) -> None:
-        for pod in [PodView.of(one) for one in await api.pods(lease.id)]:
-            lost = pod.gone_by is not None and datetime.now(UTC) > pod.gone_by + _LOST_AFTER
+        for pod in [PodView.of(one) for one in await api.pods(lease.id) if owned_by(one, lease.owner)]:
+            lost = pod.gone_by is not None and self._clock() > pod.gone_by + _LOST_AFTER
             if not pod.deleting or lost:
                 await api.delete_pod(pod.name, pod.uid, at_once=lost)
                 removed.append(f"pod {pod.name}{', whose host is gone' if lost else ''}")
@@ -296,7 +319,9 @@ class GkeBackend:
             async with self._api() as api:
                 found = await api.ray_clusters(selector)
             read = [(one["metadata"]["name"], read_record(one)) for one in found]
-            return Done([self._lease(name, record) for name, record in read if record is not None])
+            # A copy that somebody made of one carries its record, but has a name of its own.
+            ours = [(name, one) for name, one in read if one is not None and name == naming.lease_id(one.owner)]
+            return Done([self._lease(name, record) for name, record in ours])
 
         return await self._waiting(f"RayClusters in {self.settings.namespace}", look)
 
@@ -304,9 +329,12 @@ class GkeBackend:
         """A client for the lease's Ray; its token is read when the client is used."""
         from raytpu_ops.ray.client import RayClient
 
-        token = self._tokens.setdefault(lease.id, RayCredentials(lambda: self._read_token(lease.id)))
+        # A lease that is granted anew has its former one's name, and another token.
+        key = (lease.id, lease.granted_at)
+        token = self._tokens.setdefault(key, RayCredentials(lambda: self._read_token(lease.id)))
         address = lease.ray.address
-        return RayClient(address, credentials=ProxyCredentials(self.access, token) if through_proxy(address) else token)
+        credentials = ProxyCredentials(self.access, token) if through_proxy(address) else token
+        return RayClient(address, credentials=credentials, sleep=self._sleep)
 
     def serve_credentials(self, lease: SliceLease) -> Credentials | None:
         """What Serve's address asks for: the API server's own credentials where it leads through it."""
@@ -346,9 +374,9 @@ class GkeBackend:
     async def _waiting(self, what: str, look: Callable[[], Awaitable[Pending | Done[Answer]]]) -> Answer:
         """Do something that is safe to do again until it is through, as long as the server may be away."""
         decider: Wait[Pending | Done[Answer], Answer] = Wait(
-            what, lambda seen: seen, deadline=datetime.now(UTC) + ANSWER_WITHIN, max_backoff_s=5.0
+            what, lambda seen: seen, deadline=self._clock() + ANSWER_WITHIN, max_backoff_s=5.0, clock=self._clock
         )
-        return await wait_async(look, decider)
+        return await wait_async(look, decider, sleep=self._sleep)
 
 
 def _held(view: ClusterView) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from raytpu_ops.backends.gke.access import KubeAccess
 from raytpu_ops.backends.gke.manifest import PORTS
 from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.ray.credentials import check_token
 from raytpu_ops.tpu.errors import InvalidSpec, RemoteUnavailable
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class RayCredentials:
             self._token = await self._read_token()
         if self._token is None:
             raise RemoteUnavailable("Ray's token is not there yet: KubeRay makes its Secret with the RayCluster")
-        return self._token
+        return check_token(self._token)
 
     async def tls(self) -> ssl.SSLContext | None:
         """The machine's own trust."""
@@ -119,4 +120,6 @@ def tls_context(configuration: Configuration) -> ssl.SSLContext:
     if not configuration.verify_ssl:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
+    if configuration.disable_strict_ssl_verification:
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
     return context

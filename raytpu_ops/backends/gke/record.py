@@ -6,14 +6,16 @@ Not here: the manifest itself (``manifest.py``).
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
 from datetime import datetime
-from typing import Any
+from typing import Any, Self
 
-from pydantic import ValidationError
+from pydantic import ValidationError, model_validator
 
 from raytpu_ops.tpu import naming
-from raytpu_ops.tpu.fields import Instant, Line, PlainDict, Word
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.fields import Instant, PlainDict, Url, Word
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.problems import Checked
 from raytpu_ops.tpu.spec import SliceSpec
@@ -45,8 +47,14 @@ class Record(Checked):
     digest: Word
     granted_at: Instant
     expires_at: Instant
-    dashboard: Line
-    serve: Line
+    dashboard: Url
+    serve: Url
+
+    @model_validator(mode="after")
+    def _expires_later(self) -> Self:
+        if self.expires_at < self.granted_at:
+            raise InvalidSpec("record: expires_at is before granted_at")
+        return self
 
 
 def labels_for(owner: Owner) -> dict[str, str]:
@@ -55,16 +63,22 @@ def labels_for(owner: Owner) -> dict[str, str]:
 
 
 def written(manifest: Mapping[str, Any], record: Record) -> dict[str, Any]:
-    """The manifest with the record on it."""
-    metadata = manifest["metadata"]
-    return {
-        **manifest,
-        "metadata": {
-            **metadata,
-            "labels": {**metadata["labels"], **labels_for(record.owner)},
-            "annotations": {**metadata.get("annotations", {}), RECORD: record.model_dump_json()},
-        },
-    }
+    """The manifest with the record on it, and with the owner's labels on it and on every pod."""
+    labels = labels_for(record.owner)
+    found: dict[str, Any] = copy.deepcopy(dict(manifest))
+    found["metadata"].setdefault("annotations", {})[RECORD] = record.model_dump_json()
+    groups = [found["spec"]["headGroupSpec"], *found["spec"]["workerGroupSpecs"]]
+    for metadata in (found["metadata"], *(group["template"]["metadata"] for group in groups)):
+        metadata["labels"] |= labels
+    return found
+
+
+def owned_by(made: Mapping[str, Any], owner: Owner) -> bool:
+    """Whether the labels of an object say that it was made for that owner.
+
+    :param made: a RayCluster, or one of its pods.
+    """
+    return (made["metadata"].get("labels") or {}).get(OWNER) == owner.digest
 
 
 def read_record(cluster: Mapping[str, Any]) -> Record | None:
@@ -77,7 +91,7 @@ def read_record(cluster: Mapping[str, Any]) -> Record | None:
         record = Record.model_validate_json(text)
     except ValidationError:
         return None
-    return record if (metadata.get("labels") or {}).get(OWNER) == record.owner.digest else None
+    return record if owned_by(cluster, record.owner) else None
 
 
 def instant(text: str | None) -> datetime | None:
