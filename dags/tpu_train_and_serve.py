@@ -55,7 +55,7 @@ def tpu_train_and_serve() -> None:
         num_slices="{{ params.slices }}",
         backend="{{ params.backend }}",
         lease_for=timedelta(hours=1),
-        deadlines={"labelled": timedelta(minutes=5)},
+        deadlines={"labelled": timedelta(minutes=10)},
     ) as lease:
         train = RayTrainOperator(
             task_id="train",
@@ -76,7 +76,8 @@ def tpu_train_and_serve() -> None:
             deadlines={"starting": timedelta(minutes=5)},
         )
 
-        @task
+        # The way to the model may be away for a moment, on Kubernetes while its API server restarts.
+        @task(retries=5, retry_delay=timedelta(seconds=10))
         def evaluate(lease: dict[str, Any], served: dict[str, Any]) -> dict[str, float]:
             """Ask the served model about every held-out digit, over HTTP."""
             from digits.data import held_out

@@ -1,0 +1,164 @@
+"""When a lease on real KubeRay and real Ray is whole, and what is said, and done, while it is not."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import AbstractContextManager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
+
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.flows.leases import give_back, stands, wait_whole
+from raytpu_ops.tpu.deadlines import Phase, Schedule
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.readiness import Readiness
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.cluster.leases import V4, acquired, backend
+from tests.testbed.client import Testbed
+from tests.waiting import eventually_async
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
+
+RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
+ONE = SliceSpec.of("v4", "2x2x2")
+#: What only a hang takes.
+LIMIT_S = 600.0
+SCHEDULE = {"queued": LIMIT_S, "provisioning": LIMIT_S, "labelled": LIMIT_S}
+
+
+@pytest.fixture(scope="module")
+def namespace(slices: Testbed) -> Iterator[str]:
+    with slices.namespace("gke-readiness") as name:
+        yield name
+
+
+@pytest.fixture(scope="module")
+def gke(slices: Testbed, namespace: str) -> GkeBackend:
+    """With the rights of deploy/gke/rbac.yaml and no more."""
+    return backend(slices.kubeconfig_for(RBAC, namespace), namespace=namespace)
+
+
+async def whole(gke: GkeBackend, lease: SliceLease) -> Readiness:
+    _, report = await wait_whole(gke, lease, schedule=Schedule.start(SCHEDULE), say=print)
+    return report
+
+
+async def released(gke: GkeBackend, lease: SliceLease) -> None:
+    await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
+
+
+def says(gke: GkeBackend, lease: SliceLease, *words: str) -> Callable[[], Awaitable[Readiness | None]]:
+    """A look that answers the report once it holds all these words."""
+
+    async def look() -> Readiness | None:
+        report = await gke.observe(lease)
+        assert not report.ready
+        return report if all(word in report.describe() for word in words) else None
+
+    return look
+
+
+async def seen(gke: GkeBackend, lease: SliceLease, *words: str) -> Readiness:
+    report = await eventually_async(says(gke, lease, *words), f"the report says {words}", limit_s=LIMIT_S)
+    assert report is not None
+    return report
+
+
+async def test_three_of_four_hosts_name_the_pod_that_waits_and_the_schedulers_reason(
+    slices: Testbed, gke: GkeBackend, namespace: str
+) -> None:
+    """F14; and with it `state: ready` while pods are pending (kuberay#2188)."""
+    node = "v4-2x2x2-1-1"
+    slices.cordon(node)
+    lease = await acquired(gke, "three-of-four")
+    try:
+        report = await seen(gke, lease, "3 of 4 hosts labelled", "waits for a node: 0/5 nodes are available")
+        assert report.phase is Phase.PROVISIONING
+        assert "(worker " in report.describe()
+        assert "1 of 2 slices whole" in report.describe()
+    finally:
+        slices.cordon(node, on=False)
+    report = await whole(gke, lease)
+    assert sorted(host.worker_id or 0 for one in report.slices for host in one.hosts) == [0, 0, 1, 1]
+    await _a_host_vanishes_and_its_slice_is_replaced(slices, gke, lease)
+    await _a_replica_is_recreated_under_us(slices, gke, lease, namespace)
+    await released(gke, lease)
+    assert slices.count("ray.io/v1", "RayCluster", OWNER) == 0
+    assert slices.count("v1", "Pod", "ray.io/cluster") == 0
+
+
+async def _a_host_vanishes_and_its_slice_is_replaced(slices: Testbed, gke: GkeBackend, lease: SliceLease) -> None:
+    """F13: SIGKILL of a node; the slice is broken as a whole and is replaced whole, the other one stays."""
+    before = await gke.observe(lease)
+    slices.kill_node("v4-2x2x2-1-0")
+
+    async def broken() -> list[str]:
+        return (await gke.observe(lease)).broken
+
+    (lost,) = await eventually_async(broken, "the slice is broken", limit_s=LIMIT_S)
+    assert not await stands(gke, lease)
+    slices.start_node("v4-2x2x2-1-0")
+    after = await whole(gke, lease)
+
+    def hosts(report: Readiness, keep: bool) -> set[str]:
+        return {host.node_id for one in report.slices for host in one.hosts if (one.name == lost) is not keep}
+
+    assert hosts(before, True) == hosts(after, True)
+    assert hosts(before, False).isdisjoint(hosts(after, False))
+
+
+async def _a_replica_is_recreated_under_us(slices: Testbed, gke: GkeBackend, lease: SliceLease, namespace: str) -> None:
+    """Somebody deletes a pod: KubeRay makes the whole slice anew, and old hosts never count as the new ones."""
+    before = await gke.observe(lease)
+    pods = slices.core.list_namespaced_pod(namespace, label_selector="ray.io/worker-group-replica-index=0").items
+    slices.core.delete_namespaced_pod(pods[0].metadata.name, namespace)
+
+    async def not_whole() -> bool:
+        return not (await gke.observe(lease)).ready
+
+    await eventually_async(not_whole, "the loss is seen", limit_s=LIMIT_S)
+    after = await whole(gke, lease)
+    old = {host.node_id for host in before.slices[0].hosts}
+    assert old.isdisjoint(host.node_id for one in after.slices for host in one.hosts)
+
+
+@pytest.mark.parametrize("fault", ["duplicate_ids", "crash_heads"])
+async def test_what_the_webhook_does_wrong_is_named(slices: Testbed, gke: GkeBackend, fault: str) -> None:
+    """F19: two pods with one worker id. F21: a head that crash-loops, with its reason and its last words."""
+    faults: dict[str, Callable[[], AbstractContextManager[None]]] = {
+        "duplicate_ids": lambda: slices.webhook_faults(duplicate_ids=True),
+        "crash_heads": lambda: slices.webhook_faults(crash_heads=True),
+    }
+    words = {
+        "duplicate_ids": ("slice-0: pods ", " all have TPU_WORKER_ID 0"),
+        "crash_heads": ("head pod ", "CrashLoopBackOff", "exit code 13", "its last words: ", "lets this head crash"),
+    }
+    with faults[fault]():
+        lease = await acquired(gke, fault.replace("_", "-"), ONE)
+        report = await seen(gke, lease, *words[fault])
+        assert not report.broken
+    await released(gke, lease)
+
+
+async def test_an_image_that_cannot_be_pulled_is_named(slices: Testbed, gke: GkeBackend, namespace: str) -> None:
+    other = backend(slices.kubeconfig_for(RBAC, namespace), namespace=namespace, image="rayproject/ray:never-there")
+    with slices.image_faults("*/ray:never-there", missing=True):
+        lease = await acquired(other, "no-image", ONE)
+        await seen(other, lease, "head pod ", "Pull", "rayproject/ray:never-there")
+    await released(other, lease)
+
+
+async def test_nobody_waits_for_nodes_that_are_not_there_without_saying_so(slices: Testbed, gke: GkeBackend) -> None:
+    """Over capacity: a third slice finds no pool; the two others become whole."""
+    with slices.no_node_fits():
+        lease = await acquired(gke, "no-nodes", V4)
+        report = await seen(gke, lease, "0 of 4 hosts labelled", "node(s) were unschedulable")
+        assert report.phase is Phase.PROVISIONING
+        await released(gke, lease)
+    await asyncio.sleep(0)
