@@ -43,10 +43,15 @@ def free_ports(count: int) -> list[int]:
 
 
 class RayHead:
-    """One head; ``start`` again after ``kill`` plays a head that was replaced under the same address."""
+    """One head; ``start`` again after ``kill`` plays a head that was replaced under the same address.
 
-    def __init__(self, folder: Path) -> None:
+    :param folder: its own.
+    :param python: the interpreter that it and its workers run with.
+    """
+
+    def __init__(self, folder: Path, python: Path = Path(sys.executable)) -> None:
         self.folder = folder
+        self.python = python
         self.token = secrets.token_hex(32)
         self.port, self.dashboard, self.client_port, self.agent = free_ports(4)
         self.address = f"http://{ADDRESS}:{self.dashboard}"
@@ -58,14 +63,14 @@ class RayHead:
         self._starts += 1
         temp = self.folder / str(self._starts)
         command = [
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
+            str(self.python), "-m", "ray.scripts.scripts", "start", "--head", "--block",
             f"--node-ip-address={ADDRESS}", f"--port={self.port}",
             f"--dashboard-host={ADDRESS}", f"--dashboard-port={self.dashboard}",
             f"--ray-client-server-port={self.client_port}", f"--dashboard-agent-listen-port={self.agent}",
             f"--num-cpus={CPUS}", '--resources={"TPU": 4}', "--object-store-memory=80000000", f"--temp-dir={temp}",
         ]  # fmt: skip
         env = {
-            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+            "PATH": f"{self.python.parent}{os.pathsep}{os.environ['PATH']}",
             "HOME": str(self.folder),
             "LANG": "C.UTF-8",
             "RAY_AUTH_MODE": "token",
@@ -78,8 +83,9 @@ class RayHead:
         log = self.folder / f"head-{self._starts}.log"
         with log.open("wb") as output:
             self._process = subprocess.Popen(
-                command, env=env, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
-            )
+                command, env=env, cwd=self.folder, stdin=subprocess.DEVNULL, stdout=output, stderr=output,
+                start_new_session=True,
+            )  # fmt: skip
         self._wait_ready(log)
 
     def _wait_ready(self, log: Path) -> None:
