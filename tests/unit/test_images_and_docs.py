@@ -1,0 +1,83 @@
+"""Versions in the Dockerfiles, and options in the documentation, are those of the code."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.hooks.kubernetes import ACCESS_KEYS
+
+ROOT = Path(__file__).parents[2]
+IMAGES = ["ray-tpu", "airflow"]
+
+
+def dockerfile(image: str) -> str:
+    return (ROOT / "docker" / image / "Dockerfile").read_text()
+
+
+def pinned(package: str) -> str:
+    [version] = re.findall(rf"^{re.escape(package)}==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    return version
+
+
+@pytest.mark.parametrize(
+    ("image", "argument", "package"),
+    [("ray-tpu", "RAY_VERSION", "ray"), ("airflow", "AIRFLOW_VERSION", "apache-airflow")],
+)
+def test_an_image_is_built_with_the_version_that_is_tested(image: str, argument: str, package: str):
+    assert f"\nARG {argument}={pinned(package)}\n" in dockerfile(image)
+
+
+def test_the_backends_own_image_has_the_version_that_is_tested():
+    assert Settings().ray_version == pinned("ray")
+    assert Settings().image == f"rayproject/ray:{pinned('ray')}-py311"
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_ends_as_a_user_without_privileges(image: str):
+    users = re.findall(r"^USER (\S+)$", dockerfile(image), re.MULTILINE)
+    assert users
+    assert users[-1].split(":")[0] not in ("root", "0")
+
+
+@pytest.mark.parametrize("image", IMAGES)
+def test_an_image_is_made_from_what_its_context_holds(image: str):
+    ignored = (ROOT / "docker" / image / "Dockerfile.dockerignore").read_text().splitlines()
+    allowed = {line[1:] for line in ignored if line.startswith("!")}
+    copied = {
+        word
+        for line in re.findall(r"^COPY (.+)$", dockerfile(image), re.MULTILINE)
+        for word in line.split()[:-1]
+        if not word.startswith("--")
+    }
+    assert copied == allowed
+    assert all((ROOT / name).exists() for name in copied)
+
+
+@pytest.mark.parametrize("option", sorted(Settings.model_fields))
+def test_each_option_of_the_gke_backend_is_documented_with_its_default(option: str):
+    rows = [line for line in (ROOT / "docs" / "gke.md").read_text().splitlines() if line.startswith(f"| `{option}` |")]
+    assert len(rows) == 1
+    default = Settings.model_fields[option].get_default(call_default_factory=True)
+    if isinstance(default, str):
+        assert f"`{default}`" in rows[0].split(" | ")[1]
+
+
+@pytest.mark.parametrize("option", sorted(ACCESS_KEYS))
+def test_each_way_to_a_cluster_is_documented(option: str):
+    assert f"`{option}`" in (ROOT / "docs" / "gke.md").read_text()
+
+
+def test_nothing_is_documented_that_is_no_option():
+    text = (ROOT / "docs" / "gke.md").read_text()
+    rows = re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)
+    assert set(rows) <= set(Settings.model_fields) | ACCESS_KEYS | {"queued", "provisioning", "labelled", "starting", "running", "releasing"}  # fmt: skip
+
+
+def test_links_between_documents_lead_somewhere():
+    for document in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for target in re.findall(r"\]\((?!https?:|#)([^)#]+)", document.read_text()):
+            assert (document.parent / target).exists(), f"{document.name} links to {target}"
