@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 
 import pytest
+import yaml
 
+from raytpu_ops.backends.gke.manifest import ray_cluster
 from raytpu_ops.backends.gke.settings import Settings
-from raytpu_ops.hooks.kubernetes import ACCESS_KEYS
+from raytpu_ops.hooks.kubernetes import ACCESS_KEYS, access_from
+from raytpu_ops.tpu.capacity import OnDemand
+from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.spec import SliceSpec
 
 ROOT = Path(__file__).parents[2]
 IMAGES = ["ray-tpu", "airflow"]
@@ -72,9 +78,32 @@ def test_each_way_to_a_cluster_is_documented(option: str):
 
 
 def test_nothing_is_documented_that_is_no_option():
-    text = (ROOT / "docs" / "gke.md").read_text()
-    rows = re.findall(r"^\| `([a-z_]+)` \|", text, re.MULTILINE)
-    assert set(rows) <= set(Settings.model_fields) | ACCESS_KEYS | {"queued", "provisioning", "labelled", "starting", "running", "releasing"}  # fmt: skip
+    rows = re.findall(r"^\| `([a-z_]+)` \|", (ROOT / "docs" / "gke.md").read_text(), re.MULTILINE)
+    assert set(rows) <= set(Settings.model_fields) | set(Phase)
+
+
+@pytest.mark.parametrize("phase", Phase)
+def test_each_phase_is_documented_with_its_default(phase: Phase):
+    [row] = [line for line in (ROOT / "docs" / "gke.md").read_text().splitlines() if line.startswith(f"| `{phase}` |")]
+    default = getattr(Deadlines(), phase)
+    hours, minutes = divmod(int(default.total_seconds()) // 60, 60)
+    assert row.endswith(f"| {f'{hours} h' if hours else f'{minutes} min'} |")
+
+
+def test_what_kind_plays_is_a_lease_that_the_backend_takes():
+    options = json.loads((ROOT / "deploy" / "kind" / "connection.json").read_text().replace("STORAGE", "/storage"))
+    assert options.pop("backend") == "gke"
+    access, rest = access_from(options)
+    assert dict(access.selectors) == {"context": "kind-raytpu"}
+    settings, spec = Settings.of(rest), SliceSpec.of("v4", "2x2x2")
+    host = ray_cluster("kind", spec, OnDemand(), settings)["spec"]["workerGroupSpecs"][0]["template"]["spec"]
+    env = {row["name"]: row["value"] for row in host["containers"][0]["env"]}
+    assert (env["TPU_ACCELERATOR_TYPE"], env["TPU_TOPOLOGY"]) == (spec.shape.pod_type, spec.topology)
+    nodes = yaml.safe_load((ROOT / "deploy" / "kind" / "cluster.yaml").read_text())["nodes"]
+    slices = [node for node in nodes if node.get("labels", {}).items() >= host["nodeSelector"].items()]
+    assert len(slices) == spec.hosts
+    assert {node["labels"]["cloud.google.com/gke-nodepool"] for node in slices} == {"slice-0"}
+    assert host["containers"][0]["resources"]["limits"]["google.com/tpu"] == "4", "as up.sh says it"
 
 
 def test_links_between_documents_lead_somewhere():
