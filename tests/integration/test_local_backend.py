@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-import signal
 import subprocess
 import sys
 import time
@@ -32,6 +31,7 @@ from tests.integration.local_fixtures import (
     wait_for_report,
     wait_until_ready,
 )
+from tests.killing import killed
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(400)]
 
@@ -51,28 +51,6 @@ def nodes_of(made: Leased) -> list[RayNode]:
 
 # --- leases of their own, before the module's is started
 
-#: Acquires and kills itself with SIGKILL after the n-th step that it logs.
-ACQUIRER = """
-import asyncio, json, logging, os, signal, sys
-from raytpu_ops.backends.base import Plan
-from raytpu_ops.backends.local import LocalBackend
-from raytpu_ops.tpu.lease import Owner
-
-root, plan, owner, steps = json.loads(sys.argv[1])
-
-class Reaper(logging.Handler):
-    left = steps
-    def emit(self, record):
-        if record.getMessage().startswith("step: "):
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-logging.getLogger("raytpu_ops").setLevel(logging.DEBUG)
-logging.getLogger("raytpu_ops").addHandler(Reaper())
-asyncio.run(LocalBackend(root).acquire(Plan.model_validate(plan), Owner.model_validate(owner)))
-"""
-
 
 def test_killed_while_acquiring_then_again_there_is_one_cluster() -> None:
     """Killed once before anything ran and once right after everything was started, then acquired twice."""
@@ -80,9 +58,7 @@ def test_killed_while_acquiring_then_again_there_is_one_cluster() -> None:
         backend, owner = LocalBackend(root), owner_of("killed")
         plan = Plan(backend="local", spec=ONE_HOST, ladder=capacity.ladder(), lease_for=timedelta(hours=1))
         for steps in (3, 2):  # the record is written; the launch is planned, and launched
-            job = json.dumps([str(root), plan.model_dump(mode="json"), owner.model_dump(mode="json"), steps])
-            done = subprocess.run([sys.executable, "-c", ACQUIRER, job], timeout=120, check=False)
-            assert done.returncode == -signal.SIGKILL
+            killed(backend._cluster, plan, owner, steps=steps)
         lease = acquire(backend, owner, ONE_HOST)
         assert acquire(backend, owner, ONE_HOST) == lease
         try:

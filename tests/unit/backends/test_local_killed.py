@@ -19,54 +19,12 @@ from raytpu_ops.backends.local.cluster import Cluster
 from raytpu_ops.backends.local.layout import HEAD
 from raytpu_ops.backends.local.record import LeaseRecord
 from raytpu_ops.tpu.lease import Owner
+from tests.killing import killed, start
 
 Mains = Callable[[], Counter[str]]
 Pids = Callable[[], set[int]]
 Until = Callable[[Callable[[], object]], None]
 WHOLE = Counter([HEAD, "1", "2", "3", "4"])
-
-#: Acquires (or does ``VERB``) and kills itself with SIGKILL after the n-th step that it logs.
-ACQUIRER = """
-import json, logging, os, signal, sys
-from raytpu_ops.backends.base import Plan
-from raytpu_ops.backends.local.cluster import Cluster
-from raytpu_ops.backends.local.commands import Commands
-from raytpu_ops.backends.local.layout import Root
-from raytpu_ops.tpu.lease import Owner
-
-root, ray, plan, owner, steps, verb = json.loads(sys.argv[1])
-
-class Reaper(logging.Handler):
-    left = steps
-    def emit(self, record):
-        if record.getMessage().startswith("step: "):
-            self.left -= 1
-            if self.left == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-logging.getLogger("raytpu_ops").setLevel(logging.DEBUG)
-logging.getLogger("raytpu_ops").addHandler(Reaper())
-cluster = Cluster(Root(root), Commands(tuple(ray)), grace_s=0.2)
-plan, owner = Plan.model_validate(plan), Owner.model_validate(owner)
-lease_id = next((lease.id for lease in cluster.leases()), None)
-if verb == "acquire":
-    print(cluster.acquire(plan, owner).granted_at.isoformat())
-elif verb == "repair":
-    cluster.repair(lease_id)
-else:
-    cluster.release(lease_id)
-"""
-
-
-def start(cluster: Cluster, plan: Plan, owner: Owner, *, steps: int, verb: str = "acquire") -> subprocess.Popen[str]:
-    ray = list(cluster.commands.ray_start)
-    job = [str(cluster.root.path), ray, plan.model_dump(mode="json"), owner.model_dump(mode="json"), steps, verb]
-    return subprocess.Popen([sys.executable, "-c", ACQUIRER, json.dumps(job)], stdout=subprocess.PIPE, text=True)
-
-
-def killed(cluster: Cluster, plan: Plan, owner: Owner, *, steps: int, verb: str = "acquire") -> None:
-    with start(cluster, plan, owner, steps=steps, verb=verb) as process:
-        assert process.wait(60) == -signal.SIGKILL
 
 
 # 1 folder made, 2 token written, 3 record written, 4 launch planned, 5 launched, 6 all identities noted.
