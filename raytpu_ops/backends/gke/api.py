@@ -9,7 +9,6 @@ Not here: what the objects mean (``objects.py``).
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 from collections.abc import Awaitable, Callable, Mapping
 from types import TracebackType
@@ -230,7 +229,7 @@ class KubeApi:
             try:
                 response = await send(self._client)
                 body = await response.read()
-            except (aiohttp.InvalidURL, ConfigException) as error:
+            except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ConfigException) as error:
                 raise Misconfigured(f"{where}: {_detail(error)}; check the kubeconfig or the connection") from error
             except aiohttp.ClientConnectorCertificateError as error:
                 raise Misconfigured(f"{where}: its certificate is not trusted here: {_detail(error)}") from error
@@ -337,8 +336,8 @@ def _detail(error: Exception) -> str:
 def _decoded(secret: Object, what: str) -> str | None:
     try:
         data = (secret.get("data") or {}).get(TOKEN_KEY)
-        return base64.b64decode(data, validate=True).decode("ascii").strip() if data else None
-    except (ValueError, TypeError, AttributeError, binascii.Error):
+        return (base64.b64decode(data, validate=True).decode("ascii").strip() or None) if data else None
+    except (ValueError, TypeError, AttributeError):
         # Not `from`: the cause would carry the secret's bytes.
         raise Misconfigured(f"{what}: its {TOKEN_KEY!r} is no text in base64") from None
 

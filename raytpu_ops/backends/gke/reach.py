@@ -15,7 +15,7 @@ from raytpu_ops.backends.gke.access import KubeAccess
 from raytpu_ops.backends.gke.manifest import PORTS
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.ray.credentials import check_token
-from raytpu_ops.tpu.errors import InvalidSpec, RemoteUnavailable
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -113,10 +113,18 @@ class ProxyCredentials:
 
 
 def tls_context(configuration: Configuration) -> ssl.SSLContext:
-    """The TLS that a configuration asks for, as the Kubernetes client itself makes it."""
-    context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
-    if configuration.cert_file:
-        context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    """The TLS that a configuration asks for, as the Kubernetes client itself makes it.
+
+    :raises Misconfigured: its files can't be read.
+    """
+    try:
+        context = ssl.create_default_context(cafile=configuration.ssl_ca_cert)
+        if configuration.cert_file:
+            context.load_cert_chain(configuration.cert_file, keyfile=configuration.key_file)
+    except OSError as error:  # TLS errors are such
+        raise Misconfigured(
+            f"Kubernetes at {configuration.host}: the certificates of its configuration can't be read: {error}"
+        ) from error
     if not configuration.verify_ssl:
         context.check_hostname = False
         context.verify_mode = ssl.CERT_NONE
