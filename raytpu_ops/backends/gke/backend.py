@@ -297,11 +297,14 @@ class GkeBackend:
 
     async def _release_pods(self, api: KubeApi, lease: SliceLease, removed: list[str], left: list[str]) -> None:
         for pod in [PodView.of(one) for one in await api.pods(lease.id) if owned_by(one, lease.owner)]:
-            lost = pod.gone_by is not None and self._clock() > pod.gone_by + _LOST_AFTER
-            if not pod.deleting or lost:
-                await api.delete_pod(pod.name, pod.uid, at_once=lost)
-                removed.append(f"pod {pod.name}{', whose host is gone' if lost else ''}")
+            await self._try(left, self._release_pod(api, pod, removed))
             left.append(f"pod {pod.name} is ending")
+
+    async def _release_pod(self, api: KubeApi, pod: PodView, removed: list[str]) -> None:
+        lost = pod.gone_by is not None and self._clock() > pod.gone_by + _LOST_AFTER
+        if not pod.deleting or lost:
+            await api.delete_pod(pod.name, pod.uid, at_once=lost)
+            removed.append(f"pod {pod.name}{', whose host is gone' if lost else ''}")
 
     async def list_leases(self, **labels: str) -> list[SliceLease]:
         """Leases in the namespace.
