@@ -11,11 +11,16 @@ from typing import Any
 
 import pytest
 
+from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.tpu.capacity import OnDemand
+from raytpu_ops.tpu.lease import Owner, SliceLease
 from tests.unit.gke.fake_kube import NAMESPACE, FakeKube, Serving, kubeconfig
-from tests.unit.gke.seen import START
+from tests.unit.gke.seen import SPEC, START
+
+ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
 
 
 class Time:
@@ -78,6 +83,19 @@ def make(access: KubeconfigAccess, time: Time) -> Callable[..., GkeBackend]:
 @pytest.fixture
 def backend(make: Callable[..., GkeBackend]) -> GkeBackend:
     return make()
+
+
+@pytest.fixture
+def plan(backend: GkeBackend) -> Plan:
+    return asyncio.run(backend.plan(SPEC, [OnDemand()], lease_for=timedelta(hours=12)))
+
+
+@pytest.fixture
+async def lease(kube: FakeKube, backend: GkeBackend, plan: Plan) -> SliceLease:
+    """A lease that was granted; of what was asked for it nothing is counted."""
+    granted = await backend.acquire(plan, ME)
+    kube.calls.clear()
+    return granted
 
 
 @pytest.fixture

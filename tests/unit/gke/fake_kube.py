@@ -67,6 +67,7 @@ def answer(status: int, body: str | bytes) -> Fault:
     return Fault("answer", status, body.encode() if isinstance(body, str) else body)
 
 
+#: The HTTP client sends a request that is safe to repeat once more by itself after a reset.
 RESET, HANG, CUT = Fault("reset"), Fault("hang"), Fault("cut")
 #: The request took effect, and its answer got lost.
 LOST = Fault("reset", applied=True)
@@ -90,6 +91,7 @@ NO_WEBHOOK = refusal(
     '"https://kueue-webhook-service.kueue-system.svc:443/mutate": connect: connection refused',
     "InternalError",
 )
+AWAY = refusal(503, "apiserver is shutting down", "ServiceUnavailable")
 NO_SUCH_PATH = answer(404, "404 page not found\n")
 
 
@@ -183,20 +185,21 @@ class FakeKube(kmock.KubernetesEmulator):
         """Kubelets end the pods that were told to go, then the garbage collector goes on."""
         for name, pod in self.all(PODS).items():
             if pod["metadata"].get("deletionTimestamp") and name not in self.lost:
-                self._remove(PODS, name)
+                self.forget(PODS, name)
         for name, cluster in self.all(RAY_CLUSTERS).items():
             if cluster["metadata"].get("deletionTimestamp") and not self._pods_of(name):
                 rest = [one for one in cluster["metadata"]["finalizers"] if one != _FOREGROUND]
                 self.change(RAY_CLUSTERS, name, finalizers=rest)
                 if not rest:
-                    self._remove(RAY_CLUSTERS, name)
+                    self.forget(RAY_CLUSTERS, name)
                     if name in self.all(SECRETS):
-                        self._remove(SECRETS, name)
+                        self.forget(SECRETS, name)
 
     def _pods_of(self, cluster: str) -> list[Json]:
         return [pod for pod in self.all(PODS).values() if pod["metadata"]["labels"].get("ray.io/cluster") == cluster]
 
-    def _remove(self, kind: kmock.resource, name: str) -> None:
+    def forget(self, kind: kmock.resource, name: str) -> None:
+        """The object is gone."""
         del self.objects[kind, NAMESPACE, name]
 
     # What is answered
@@ -292,7 +295,7 @@ class FakeKube(kmock.KubernetesEmulator):
             return _status(409, message, "Conflict", name=name, kind=kind.plural)
         grace = timedelta(seconds=options.get("gracePeriodSeconds", _GRACE_S if kind == PODS else 0))
         if kind == PODS and not grace:
-            self._remove(PODS, name)
+            self.forget(PODS, name)
         elif not metadata.get("deletionTimestamp"):
             held = {} if kind == PODS else {"finalizers": [*metadata.get("finalizers", []), _FOREGROUND]}
             self.change(kind, name, deletionTimestamp=_text(self.clock() + grace), **held)
