@@ -64,7 +64,7 @@ class Cluster:
     def __init__(self, client: ApiClient, namespace: str) -> None:
         self._client = client
         self.namespace = namespace
-        self.url: str = client.configuration.host
+        self.url = client.configuration.host or ""
 
     async def ask(self, method: str, path: str, body: object = None, **query: str) -> Answer:
         """One request.

@@ -8,9 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import kmock
 import pytest
-import yaml
 from typer.testing import CliRunner
 
 from raytpu_ops.backends.gke.access import KubeconfigAccess
@@ -18,129 +16,18 @@ from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import doctor, doctor_gke
 from raytpu_ops.cli.doctor import Check
 from raytpu_ops.tpu.errors import InvalidSpec
-
-ACCOUNT = "system:serviceaccount:raytpu:raytpu-airflow"
-PODS = "/api/v1/namespaces/raytpu/pods"
-RAY_CLUSTERS = "/apis/ray.io/v1/namespaces/raytpu/rayclusters"
-DEPLOYMENTS = "/apis/apps/v1/deployments"
-REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
-WHO = "/apis/authentication.k8s.io/v1/selfsubjectreviews"
-NODES = "/api/v1/nodes"
-WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
-WRONG_HOSTS = "admission webhook denied: Number of workers in worker group not equal to specified topology"
-
-#: Status and body; or what makes the body out of a request.
-Reaction = tuple[int, Any] | Callable[[kmock.Request], Any]
-
-
-def refusal(status: int, message: str) -> Reaction:
-    return status, {"kind": "Status", "message": message, "code": status}
-
-
-def deployment(image: str = "kuberay/operator:v1.6.2", *args: str, available: int = 1) -> dict[str, Any]:
-    container = {"name": "kuberay-operator", "image": image, "command": ["/manager"], "args": list(args)}
-    return {
-        "metadata": {"namespace": "ray-system", "name": "kuberay-operator"},
-        "spec": {"template": {"spec": {"containers": [container]}}},
-        "status": {"availableReplicas": available},
-    }
-
-
-def webhook(name: str = "kuberay-tpu-mutating-webhook-cfg", resource: str = "pods") -> dict[str, Any]:
-    one = {"name": "kuberay-tpu-webhook.ray-system.svc", "rules": [{"resources": [resource]}]}
-    return {"metadata": {"name": name}, "webhooks": [one]}
-
-
-def node(pool: str, topology: str = "2x2x2", chips: str = "4") -> dict[str, Any]:
-    labels = {
-        "cloud.google.com/gke-nodepool": pool,
-        "cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice",
-        "cloud.google.com/gke-tpu-topology": topology,
-    }
-    return {"metadata": {"name": f"{pool}-x", "labels": labels}, "status": {"allocatable": {"google.com/tpu": chips}}}
-
-
-def admitted(body: dict[str, Any], worker_id: str | None) -> dict[str, Any]:
-    """A pod as the webhook hands it back."""
-    added = [] if worker_id is None else [{"name": "TPU_WORKER_ID", "value": worker_id}]
-    body["spec"]["containers"][0]["env"] = added
-    return body
-
-
-class FakeCluster:
-    """An API server of a cluster where all is well, until a test says otherwise."""
-
-    def __init__(self) -> None:
-        self.user = ACCOUNT
-        #: Verbs with a resource that are refused: `"create pods"`.
-        self.refused = {"create pods"}
-        properties = {"spec": {"properties": {"authOptions": {}, "rayVersion": {}}}}
-        self.answers: dict[str, Reaction] = {
-            f"post {REVIEWS}": self._access_review,
-            f"post {WHO}": lambda _: {"status": {"userInfo": {"username": self.user}}},
-            "get /version": (200, {"gitVersion": "v1.33.1-gke.7"}),
-            "get /api/v1/namespaces/raytpu": (200, {"status": {"phase": "Active"}}),
-            "get /apis/ray.io": (200, {"versions": [{"version": "v1"}, {"version": "v1alpha1"}]}),
-            "get /openapi/v3/apis/ray.io/v1": (
-                200,
-                {"components": {"schemas": {"io.ray.v1.RayCluster": {"properties": properties}}}},
-            ),
-            f"get {DEPLOYMENTS}": (200, {"items": [deployment()]}),
-            f"get {WEBHOOKS}": (200, {"items": [webhook()]}),
-            f"post {RAY_CLUSTERS}": refusal(403, WRONG_HOSTS),
-            f"post {PODS}": lambda request: admitted(request.data, "1"),
-            "get /apis/kueue.x-k8s.io": (200, {"versions": [{"version": "v1beta1"}]}),
-            f"get {NODES}": (200, {"items": [node("pool-a"), node("pool-a"), node("pool-b")]}),
-        }
-
-    def _access_review(self, request: kmock.Request) -> Any:
-        asked = request.data["spec"]["resourceAttributes"]
-        assert asked["namespace"] == "raytpu"
-        resource = f"{asked['resource']}/{asked['subresource']}".rstrip("/")
-        return {"status": {"allowed": f"{asked['verb']} {resource}" not in self.refused}}
-
-    def install(self, handler: kmock.RawHandler) -> None:
-        for where, reaction in self.answers.items():
-            if callable(reaction):
-                handler[where] << reaction
-            else:
-                handler[where] << reaction[0] << reaction[1]
-        handler.fallback << 404 << {"message": "not found"}
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-@pytest.fixture
-def look(cluster: FakeCluster, tmp_path: Path) -> Callable[[], dict[str, Check]]:
-    """The doctor's rows by name, as it saw the cluster; nothing was created there."""
-
-    async def checks(namespace: str) -> list[Check]:
-        async with kmock.RawHandler() as handler, kmock.Server(handler):
-            cluster.install(handler)
-            found = await doctor_gke.checks(KubeconfigAccess(str(kubeconfig(tmp_path, str(handler.url)))), namespace)
-            for request in handler:
-                wrote = request.method.value != "GET" and "reviews" not in request.url.path
-                assert not wrote or request.params["dryRun"] == "All", f"{request.url} changes something"
-            return found
-
-    return lambda: {check.name: check for check in asyncio.run(checks("raytpu"))}
-
-
-def kubeconfig(folder: Path, server: str) -> Path:
-    content = {
-        "apiVersion": "v1",
-        "kind": "Config",
-        "clusters": [{"name": "one", "cluster": {"server": server}}],
-        "users": [{"name": "one", "user": {"token": "of-a-test"}}],
-        "contexts": [{"name": "one", "context": {"cluster": "one", "user": "one"}}],
-        "current-context": "one",
-    }
-    path = folder / "kubeconfig"
-    path.write_text(yaml.safe_dump(content))
-    return path
+from tests.unit.cli.fake_cluster import (
+    ACCOUNT,
+    DEPLOYMENTS,
+    NODES,
+    REVIEWS,
+    WHO,
+    FakeCluster,
+    deployment,
+    kubeconfig,
+    node,
+    refusal,
+)
 
 
 def test_a_whole_cluster_is_all_right(look: Callable[[], dict[str, Check]]):
@@ -294,76 +181,6 @@ def test_what_may_not_be_read_is_no_failure_and_says_how_it_could_be(
 def test_an_operator_that_is_hidden_is_no_failure(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
     cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": [deployment("other/operator:v1")]})
     assert not look()["KubeRay operator"].seen
-
-
-# The TPU webhook
-
-
-def test_who_may_not_create_pods_has_the_webhook_refuse_a_ray_cluster(look: Callable[[], dict[str, Check]]):
-    assert look()["TPU webhook"].found == "refuses a RayCluster with too many hosts for its topology"
-
-
-def test_who_may_create_pods_has_the_webhook_give_an_id(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
-    cluster.refused.clear()
-    assert look()["TPU webhook"] == Check("TPU webhook", True, "gives each host its TPU_WORKER_ID")
-
-
-def test_a_webhook_that_does_not_number_hosts(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
-    cluster.refused.clear()
-    cluster.answers[f"post {PODS}"] = lambda request: admitted(request.data, "0")
-    check = look()["TPU webhook"]
-    assert (check.ok, check.missing) == (False, False)
-    assert "gives host 1 the TPU_WORKER_ID 0" in check.found
-
-
-@pytest.mark.parametrize(
-    ("may_create_pods", "registered"), [(True, True), (True, False), (False, True), (False, False)]
-)
-def test_a_webhook_that_does_nothing_or_is_none(
-    cluster: FakeCluster, look: Callable[[], dict[str, Check]], may_create_pods: bool, registered: bool
-):
-    cluster.refused = set() if may_create_pods else {"create pods"}
-    cluster.answers[f"post {PODS}"] = lambda request: admitted(request.data, None)
-    cluster.answers[f"post {RAY_CLUSTERS}"] = (201, {})
-    if not registered:
-        others = [webhook("istio", "pods") | {"webhooks": [{"name": "a", "rules": []}]}, webhook(resource="services")]
-        cluster.answers[f"get {WEBHOOKS}"] = (200, {"items": others})
-    check = look()["TPU webhook"]
-    assert check.missing
-    assert ("is registered" in check.found) is registered
-    assert ("RayOperator=ENABLED" in check.help) is not registered
-
-
-@pytest.mark.parametrize("may_create_pods", [True, False])
-def test_a_webhook_that_does_not_answer_is_named(
-    cluster: FakeCluster, look: Callable[[], dict[str, Check]], may_create_pods: bool
-):
-    cluster.refused = set() if may_create_pods else {"create pods"}
-    down = refusal(500, 'failed calling webhook "kuberay-tpu-webhook.ray-system.svc": connection refused')
-    cluster.answers[f"post {PODS}"] = cluster.answers[f"post {RAY_CLUSTERS}"] = down
-    check = look()["TPU webhook"]
-    assert check.missing
-    assert "kuberay-tpu-webhook.ray-system.svc" in check.found
-
-
-def test_a_policy_that_refuses_the_dry_run_leaves_the_webhook_unseen(
-    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
-):
-    cluster.answers[f"post {RAY_CLUSTERS}"] = refusal(403, "exceeded quota: no rayclusters here")
-    check = look()["TPU webhook"]
-    assert (check.seen, check.missing) == (False, False)
-    assert "exceeded quota" in check.found
-
-
-def test_without_any_right_the_webhooks_registration_is_all_there_is_to_see(
-    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
-):
-    cluster.refused = {"create pods", "create rayclusters"}
-    assert "whether it answers was not tried" in look()["TPU webhook"].found
-    cluster.answers[f"get {WEBHOOKS}"] = (200, {"items": []})
-    assert look()["TPU webhook"].missing
-    cluster.answers[f"get {WEBHOOKS}"] = refusal(403, "forbidden")
-    assert not look()["TPU webhook"].seen
 
 
 # Rights
