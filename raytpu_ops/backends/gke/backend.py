@@ -98,6 +98,7 @@ class GkeBackend:
             raise InvalidSpec("capacity[0]: backend 'gke' queues by Kueue: name a LocalQueue in its option queue")
         settings, shape = self.settings, spec.shape
         manifests.ray_cluster("plan", spec, rung, settings)  # refuses what cannot work
+        addresses(settings, "plan", "https://kubernetes")  # and URLs that are none
         notes = [f"waits in Kueue's LocalQueue {settings.queue}"] if settings.queue else []
         if rung.kind != "on_demand":
             notes.append(f"{rung.kind} nodes are chosen by label: they exist, or the autoscaler brings them")

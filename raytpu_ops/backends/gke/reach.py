@@ -44,12 +44,17 @@ def addresses(settings: Settings, name: str, server: str) -> tuple[str, str]:
 
 
 def _filled(setting: str, url: str | None, name: str, settings: Settings) -> str | None:
+    from raytpu_ops.ray.transport import check_address
+
     if url is None:
         return None
+    filled = url.replace("{name}", name).replace("{namespace}", settings.namespace)
+    if "{" in filled or "}" in filled:
+        raise InvalidSpec(f"{setting}: {url!r} may hold {{name}} and {{namespace}} and no other braces")
     try:
-        return url.format(name=name, namespace=settings.namespace)
-    except (KeyError, IndexError, ValueError, AttributeError):
-        raise InvalidSpec(f"{setting}: {url!r} may hold {{name}} and {{namespace}} and no other braces") from None
+        return check_address(filled)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"{setting}: {error}") from None
 
 
 def through_proxy(address: str) -> bool:
