@@ -11,6 +11,9 @@ import time
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
+#: What a group weighs when CPUs are short, by the file that says it. By default all pods of a run together
+#: would weigh as much as one single process beside it, and Ray would not start in its time.
+_WEIGHTS = {"cpu.shares": "16384", "cpu.weight": "1600"}
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
@@ -41,6 +44,9 @@ def make(path: str) -> None:
             for name in ("cpuset.cpus", "cpuset.mems"):
                 if (group / name).exists() and not (hierarchy / "cgroup.controllers").exists():
                     (group / name).write_text((parent / name).read_text())
+            for name, weight in _WEIGHTS.items():
+                if (group / name).exists():
+                    (group / name).write_text(weight)
 
 
 def _hand_down(group: Path) -> None:
