@@ -1,8 +1,9 @@
 """Fixtures of the tests that need a whole Kubernetes; see `tests/testbed`.
 
 - `control_plane`, `queued`, `slices`: a testbed, up for one module; skipped by name where it cannot run
-- `kubernetes`: any cluster: the one that `RAYTPU_TEST_KUBECONFIG` names, else `slices`
-- `namespace`: one of the module's own in that cluster; nothing of it is left afterwards
+- `kubernetes`: a cluster with slices: the one that `RAYTPU_TEST_KUBECONFIG` names, else `slices`
+- `any_cluster`: the same for tests that need no nodes, else `control_plane`
+- `namespace`: one of the module's own in `kubernetes`; nothing of it is left afterwards
 """
 
 from __future__ import annotations
@@ -49,12 +50,10 @@ def slices() -> Iterator[Testbed]:
         yield testbed
 
 
-@pytest.fixture(scope="module")
-def kubernetes(request: pytest.FixtureRequest) -> Iterator[KubernetesFaults]:
-    """Any cluster with KubeRay: the one that `RAYTPU_TEST_KUBECONFIG` names, else `slices`."""
+def _given_or(request: pytest.FixtureRequest, own: str) -> Iterator[KubernetesFaults]:
     given = needs.given_kubeconfig()
     if given is None:
-        yield request.getfixturevalue("slices")
+        yield request.getfixturevalue(own)
         return
     pytest.importorskip("kubernetes", reason="tests on a cluster need the extra `dev`")
     from tests.testbed.faults import KubernetesFaults
@@ -65,6 +64,18 @@ def kubernetes(request: pytest.FixtureRequest) -> Iterator[KubernetesFaults]:
         yield cluster
     finally:
         cluster.close()
+
+
+@pytest.fixture(scope="module")
+def kubernetes(request: pytest.FixtureRequest) -> Iterator[KubernetesFaults]:
+    """A cluster with KubeRay and slices: the one that `RAYTPU_TEST_KUBECONFIG` names, else `slices`."""
+    yield from _given_or(request, "slices")
+
+
+@pytest.fixture(scope="module")
+def any_cluster(request: pytest.FixtureRequest) -> Iterator[KubernetesFaults]:
+    """A cluster with KubeRay, with or without nodes: the named one, else `control_plane`."""
+    yield from _given_or(request, "control_plane")
 
 
 @pytest.fixture(scope="module")

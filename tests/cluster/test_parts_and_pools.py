@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from tests.cluster import needs
 from tests.testbed import layout as runs
 from tests.testbed import nodes, parts
 from tests.testbed.images import ImageFault, Registry
@@ -58,9 +59,9 @@ def test_no_go_and_nothing_built_is_a_reason_that_names_what_is_missing(
 ) -> None:
     monkeypatch.setenv("RAYTPU_TESTBED_CACHE", str(tmp_path))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setattr(parts.os, "geteuid", lambda: 0)
+    monkeypatch.setattr("os.geteuid", lambda: 0)
     assert "needs Go to build etcd, kubernetes, kuberay" in str(parts.missing(nodes=False, kueue=False))
-    monkeypatch.setattr(parts.os, "geteuid", lambda: 1000)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
     assert "needs root" in str(parts.missing(nodes=False, kueue=False))
 
 
@@ -91,3 +92,15 @@ async def test_the_registry_serves_ray_by_any_name_and_nothing_else() -> None:
         registry.faults = [ImageFault("docker.io/rayproject/ray:bad", missing=True)]
         assert (await client.get("/v2/rayproject/ray/manifests/bad?ns=docker.io")).status == 404
         assert (await client.get("/v2/rayproject/ray/manifests/good?ns=docker.io")).status == 200
+
+
+def test_a_named_cluster_is_taken_and_a_wrong_name_is_no_reason_to_skip(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(needs.VARIABLE, raising=False)
+    assert needs.given_kubeconfig() is None
+    monkeypatch.setenv(needs.VARIABLE, str(tmp_path / "config"))
+    with pytest.raises(pytest.fail.Exception, match="is no file"):
+        needs.given_kubeconfig()
+    (tmp_path / "config").touch()
+    assert needs.given_kubeconfig() == tmp_path / "config"

@@ -143,6 +143,10 @@ def _keep_logs(layout: Layout) -> None:
     shutil.copytree(layout.logs, Path(target) / layout.id, dirs_exist_ok=True)
     for log in layout.nodes.glob("*/*.log"):
         shutil.copyfile(log, Path(target) / layout.id / f"{log.parent.name}-{log.name}")
+    # Of the pods that were still there: NODE/pod-logs/POD/CONTAINER/RESTART.log
+    for log in layout.nodes.glob("*/pod-logs/*/*/*.log"):
+        pod, container = log.parts[-3:-1]
+        shutil.copyfile(log, Path(target) / layout.id / f"pod-{pod.split('_')[1]}-{container}-{log.name}")
 
 
 def main() -> None:
