@@ -182,8 +182,8 @@ async def tail(transport: Transport, submission_id: str, *, silence_s: float = S
     :raises Misconfigured: the token is wrong, and the like.
     """
     scheme, host, path, *_ = urlsplit(transport.address)
-    asked = f"{path}{jobs.job_path(submission_id, '/logs/tail')}"
-    url = urlunsplit(("wss" if scheme == "https" else "ws", host, asked, "", ""))
+    asked = jobs.job_path(submission_id, "/logs/tail")
+    url = urlunsplit(("wss" if scheme == "https" else "ws", host, f"{path}{asked}", "", ""))
     try:
         async with await _opened(transport, url) as socket:
             while True:

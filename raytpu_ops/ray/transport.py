@@ -226,7 +226,8 @@ class Transport:
         """
         if response.is_success:
             return
-        asked = f"{response.request.method} {response.request.url.path}"
+        path = response.request.url.path.removeprefix(urlsplit(self.address).path)
+        asked = f"{response.request.method} {path}"
         raise self.refused(response.status_code, response.text, asked, response.headers.get("location"))
 
     def refused(self, status: int, text: str, asked: str, location: str | None = None) -> RayTpuError:

@@ -83,8 +83,8 @@ async def test_the_tail_and_the_whole_log_are_asked_for_again_with_the_renewed_t
 @pytest.mark.parametrize("tokens", [("first", "second"), ("first",)], ids=["renewed", "there is no other"])
 async def test_credentials_that_stay_refused_are_an_error_about_kubernetes(tokens):
     ours = Rotating(*tokens)
-    async with FakeRay(front={"another"}) as ray, client_of(ray, ours) as client:
-        with pytest.raises(Misconfigured, match=r"Kubernetes in front of Ray .* 401 .* GET /api/version.*kubeconfig"):
+    async with FakeRay(front={"another"}, prefix=PROXY) as ray, client_of(ray, ours) as client:
+        with pytest.raises(Misconfigured, match=r"Kubernetes in front of Ray .* 401 to GET /api/version: .*kubeconfig"):
             await client.version()
         assert (ray.count("GET"), ours.renewals) == (len(tokens), 1)
         with pytest.raises(Misconfigured, match="401"):
