@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 IMAGE = "rayproject/ray:2.60.0"
-TOKEN = "not-a-secret-in-a-test"
 
 
 def ray_cluster(
@@ -74,16 +73,6 @@ def ray_cluster(
             "headGroupSpec": head,
             "workerGroupSpecs": [worker],
         },
-    }
-
-
-def token_secret(name: str) -> dict[str, Any]:
-    """The Secret that KubeRay expects for token authentication: named as the RayCluster."""
-    return {
-        "apiVersion": "v1",
-        "kind": "Secret",
-        "metadata": {"name": name, "namespace": "default"},
-        "stringData": {"auth_token": TOKEN},
     }
 
 

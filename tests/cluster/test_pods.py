@@ -11,9 +11,10 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
-from tests.cluster.manifests import TOKEN, host_pod, plain_pod, ray_cluster
+from tests.cluster.manifests import host_pod, plain_pod, ray_cluster
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
+from tests.testbed.ray_view import ray_token
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
@@ -117,8 +118,6 @@ def head(slices: Testbed) -> Iterator[str]:
     manifest["spec"]["headGroupSpec"]["rayStartParams"]["num-cpus"] = "1"
     worker = manifest["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
     worker["resources"]["limits"]["memory"] = "1536Mi"
-    secret = {"metadata": {"name": "pods"}, "stringData": {"auth_token": TOKEN}}
-    slices.core.create_namespaced_secret("default", secret)
     clusters.create(body=manifest, namespace="default")
 
     def pods() -> list[Any]:
@@ -160,6 +159,8 @@ def test_serve_is_reached_through_the_head_service(slices: Testbed, head: str) -
         lambda: f"Serve answers {slices.proxied('default', 'pods-head-svc:serve', 'greet')}",
     )
     assert answer == (200, b"hello from /greet")
-    status, body = slices.proxied("default", "pods-head-svc:dashboard", "api/serve/applications/", TOKEN)
+    status, body = slices.proxied(
+        "default", "pods-head-svc:dashboard", "api/serve/applications/", ray_token(slices, "pods")
+    )
     assert status == 200
     assert json.loads(body)["applications"]["default"]["status"] == "RUNNING"

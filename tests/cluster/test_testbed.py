@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 
 import pytest
@@ -10,25 +9,13 @@ import pytest
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from tests.cluster import needs
-from tests.cluster.manifests import TOKEN, plain_pod, ray_cluster, token_secret
+from tests.cluster.manifests import plain_pod, ray_cluster
 from tests.cluster.traces import Traces, assert_gone, owned_by_another, processes_of
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
+from tests.testbed.ray_view import ray_labels
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
-
-
-def ray_labels(testbed: Testbed, cluster: str) -> dict[str, tuple[str, str]]:
-    """Address of each labelled host -> slice and worker id, as Ray itself says."""
-    status, body = testbed.proxied("default", f"{cluster}-head-svc:dashboard", "api/v0/nodes?detail=1", TOKEN)
-    if status != 200:
-        return {}
-    nodes = (json.loads(body).get("data") or {}).get("result", {}).get("result", [])
-    return {
-        one["node_ip"]: (one["labels"]["ray.io/tpu-slice-name"], one["labels"]["ray.io/tpu-worker-id"])
-        for one in nodes
-        if one["state"] == "ALIVE" and "ray.io/tpu-slice-name" in one["labels"]
-    }
 
 
 @pytest.fixture(autouse=True)
@@ -61,7 +48,6 @@ def test_ray_labels_two_slices_through_the_api_server_and_nothing_is_left(capsys
         processes = processes_of(testbed)
 
         began = time.monotonic()
-        testbed.core.create_namespaced_secret("default", token_secret("demo"))
         clusters = testbed.dynamic.resources.get(api_version="ray.io/v1", kind="RayCluster")
         clusters.create(body=ray_cluster("demo"), namespace="default")
         labels = wait_until(
