@@ -86,14 +86,16 @@ async def test_three_of_four_hosts_name_the_pod_that_waits_and_the_schedulers_re
         slices.cordon(node, on=False)
     report = await whole(gke, lease)
     assert sorted(host.worker_id or 0 for one in report.slices for host in one.hosts) == [0, 0, 1, 1]
-    await _a_host_vanishes_and_its_slice_is_replaced(slices, gke, lease)
+    await _a_host_vanishes_and_its_slice_is_replaced(slices, gke, lease, namespace)
     await _a_replica_is_recreated_under_us(slices, gke, lease, namespace)
     await released(gke, lease)
     assert slices.count("ray.io/v1", "RayCluster", OWNER) == 0
     assert slices.count("v1", "Pod", "ray.io/cluster") == 0
 
 
-async def _a_host_vanishes_and_its_slice_is_replaced(slices: Testbed, gke: GkeBackend, lease: SliceLease) -> None:
+async def _a_host_vanishes_and_its_slice_is_replaced(
+    slices: Testbed, gke: GkeBackend, lease: SliceLease, namespace: str
+) -> None:
     """F13: SIGKILL of a node; the slice is broken as a whole and is replaced whole, the other one stays."""
     before = await gke.observe(lease)
     slices.kill_node("v4-2x2x2-1-0")
@@ -103,14 +105,25 @@ async def _a_host_vanishes_and_its_slice_is_replaced(slices: Testbed, gke: GkeBa
 
     (lost,) = await eventually_async(broken, "the slice is broken", limit_s=LIMIT_S)
     assert not await stands(gke, lease)
+    there = _pods(slices, namespace)
+    waiting = asyncio.create_task(whole(gke, lease))
+
+    async def replaced() -> bool:
+        return len(_pods(slices, namespace) - there) == 2
+
+    await eventually_async(replaced, "both pods of the slice are new", limit_s=LIMIT_S)
     slices.start_node("v4-2x2x2-1-0")
-    after = await whole(gke, lease)
+    after = await waiting
 
     def hosts(report: Readiness, keep: bool) -> set[str]:
         return {host.node_id for one in report.slices for host in one.hosts if (one.name == lost) is not keep}
 
     assert hosts(before, True) == hosts(after, True)
     assert hosts(before, False).isdisjoint(hosts(after, False))
+
+
+def _pods(slices: Testbed, namespace: str) -> set[str]:
+    return {one.metadata.uid for one in slices.core.list_namespaced_pod(namespace).items}
 
 
 async def _a_replica_is_recreated_under_us(slices: Testbed, gke: GkeBackend, lease: SliceLease, namespace: str) -> None:
