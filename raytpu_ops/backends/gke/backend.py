@@ -260,9 +260,10 @@ class GkeBackend:
             async with self._api() as api:
                 pods = [PodView.of(pod) for pod in await api.pods(lease.id)]
                 for pod in pods:
-                    if not pod.is_head and _slice_of(pod) in report.broken and not pod.deleting:
-                        # A host that is gone never says that its pod has ended.
-                        await api.delete_pod(pod.name, pod.uid, at_once=not pod.ready)
+                    if pod.is_head or _slice_of(pod) not in report.broken or (pod.deleting and not self._is_lost(pod)):
+                        continue
+                    # A host that is gone never says that its pod has ended.
+                    await api.delete_pod(pod.name, pod.uid, at_once=not pod.ready)
             return Done(None)
 
         await self._waiting(f"pods of lease {lease.id}", act)
@@ -302,10 +303,14 @@ class GkeBackend:
             left.append(f"pod {pod.name} is ending")
 
     async def _release_pod(self, api: KubeApi, pod: PodView, removed: list[str]) -> None:
-        lost = pod.gone_by is not None and self._clock() > pod.gone_by + _LOST_AFTER
+        lost = self._is_lost(pod)
         if not pod.deleting or lost:
             await api.delete_pod(pod.name, pod.uid, at_once=lost)
             removed.append(f"pod {pod.name}{', whose host is gone' if lost else ''}")
+
+    def _is_lost(self, pod: PodView) -> bool:
+        """Its host should have ended it long ago, and is not there any more."""
+        return pod.gone_by is not None and self._clock() > pod.gone_by + _LOST_AFTER
 
     async def list_leases(self, **labels: str) -> list[SliceLease]:
         """Leases in the namespace.

@@ -353,6 +353,27 @@ async def test_a_repair_that_is_cut_short_goes_on(kube: FakeKube, backend: GkeBa
     assert left == {f"{whole.id}-{part}" for part in ("head", "slice-1-host-0", "slice-1-host-1")}
 
 
+@pytest.mark.parametrize(("after_s", "told_again"), [(30, False), (32, True)])
+async def test_a_pod_that_is_ending_is_told_again_only_where_its_host_is_gone(
+    kube: FakeKube,
+    time: Time,
+    backend: GkeBackend,
+    whole: SliceLease,
+    ray: FakeRay,
+    after_s: int,
+    told_again: bool,
+):
+    gone = lose(kube, ray, whole, 1, 1)
+    other = f"{whole.id}-slice-1-host-0"
+    kube.change(PODS, other, deletionTimestamp=seen.text(1))
+    time.passes(after_s)
+
+    await backend.repair(whole)
+
+    asked = {request.name for request in kube if request.method.value == "DELETE"}
+    assert asked == ({gone, other} if told_again else {gone})
+
+
 async def test_a_lease_with_nothing_broken_is_left_as_it_is(
     kube: FakeKube, backend: GkeBackend, whole: SliceLease, ray: FakeRay
 ):
