@@ -76,8 +76,7 @@ def tpu_train_and_serve() -> None:
             deadlines={"starting": timedelta(minutes=5)},
         )
 
-        # The way to the model may be away for a moment, on Kubernetes while its API server restarts.
-        @task(retries=5, retry_delay=timedelta(seconds=10))
+        @task
         def evaluate(lease: dict[str, Any], served: dict[str, Any]) -> dict[str, float]:
             """Ask the served model about every held-out digit, over HTTP."""
             from digits.data import held_out

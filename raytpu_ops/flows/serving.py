@@ -112,7 +112,8 @@ def http_options(lease: SliceLease) -> dict[str, Any]:
 
     if lease.ray.serve_address is None:
         raise Misconfigured(f"lease {lease.id} has no address for Serve: its backend {lease.backend!r} cannot serve")
-    address = urlsplit(lease.ray.serve_address)
+    listens = lease.ray.serve_listens
+    address = urlsplit(f"//{listens}" if listens else lease.ray.serve_address)
     return {"host": address.hostname, "port": address.port}
 
 

@@ -58,11 +58,13 @@ class RayEndpoint(Checked):
 
     :param address: base URL of the dashboard, ``http://host:port``.
     :param serve_address: base URL of Serve's HTTP proxy.
+    :param serve_listens: ``host:port`` on which that proxy is to listen, where it is not that of the URL.
     :param token: where the backend keeps the token (a file, a Kubernetes Secret's name); never its value.
     """
 
     address: Url
     serve_address: Url | None = None
+    serve_listens: Line | None = None
     token: Line | None = None
 
 

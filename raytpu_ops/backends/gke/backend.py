@@ -366,6 +366,7 @@ class GkeBackend:
             ray=RayEndpoint(
                 address=record.dashboard,
                 serve_address=record.serve,
+                serve_listens=f"0.0.0.0:{manifests.PORTS['serve']}",  # in the head's pod, behind its service
                 token=f"Secret {self.settings.namespace}/{name}",
             ),
             granted_at=record.granted_at,

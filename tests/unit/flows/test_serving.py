@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from raytpu_ops.flows.serving import ServeRequest, remove_application, run_serve
+from raytpu_ops.flows.serving import ServeRequest, http_options, remove_application, run_serve
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, UserCodeFailed
 from raytpu_ops.tpu.problems import read
 from tests.unit.flows.conftest import schedule
@@ -116,3 +116,11 @@ def test_a_bad_request_is_refused_in_one_line(field, value):
 
     assert field in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+def test_serve_listens_where_the_lease_says_and_else_at_its_address(lease):
+    assert http_options(lease) == {"host": "127.0.0.1", "port": 9}
+    behind = lease.ray.model_copy(
+        update={"serve_address": "https://api/x:serve/proxy", "serve_listens": "0.0.0.0:8000"}
+    )
+    assert http_options(lease.model_copy(update={"ray": behind})) == {"host": "0.0.0.0", "port": 8000}
