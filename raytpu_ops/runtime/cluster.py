@@ -5,6 +5,7 @@ Not here: what follows from that for a run (``failures.py``).
 
 from __future__ import annotations
 
+import json
 import os
 import socket
 import time
@@ -21,6 +22,10 @@ WORKER_ID = "ray.io/tpu-worker-id"
 POD_TYPE = "ray.io/tpu-pod-type"
 #: How long one look at a host's port may take, and the pause between two looks at all of them.
 _PROBE_S, _PAUSE_S = 2.0, 0.5
+#: Runs in each worker process of the job before anything else.
+_HOOK = "raytpu_ops.runtime.place.hide_kubernetes"
+#: Where Ray's job agent leaves the job's runtime environment for its driver.
+_JOB_CONFIG = "RAY_JOB_CONFIG_JSON_ENV_VAR"
 #: How many hosts are asked at a time.
 _PROBES = 32
 
@@ -67,8 +72,18 @@ def connect() -> str:
     address = os.environ.get("RAY_ADDRESS", "auto")
     # Actors of Ray Train ask Ray's state API, which looks for a cluster on its own when it is not
     # told, and gives up where a machine has several (2.60, PlacementGroupCleaner).
-    context = ray.init(address=address, runtime_env={"env_vars": {"RAY_ADDRESS": address}})
+    env: dict[str, Any] = {"env_vars": {"RAY_ADDRESS": address}}
+    if not _has_hook(os.environ.get(_JOB_CONFIG, "")):
+        env["worker_process_setup_hook"] = _HOOK
+    context = ray.init(address=address, runtime_env=env)
     return str(context.address_info["gcs_address"])
+
+
+def _has_hook(config: str) -> bool:
+    """Whether the job brings a hook for its workers of its own; Ray takes one only."""
+    if not config:
+        return False
+    return bool((json.loads(config).get("runtime_env") or {}).get("worker_process_setup_hook"))
 
 
 def tpu_hosts(pod_type: str | None = None) -> list[Host]:

@@ -66,6 +66,7 @@ class CurrentHost:
             if time.monotonic() > until:
                 raise DeadlineExceeded(f"{self.name}: the first host has not said where it listens")
             time.sleep(_LOOK_S)  # the store on Ray's head cannot be waited on
+        hide_kubernetes()
         jax.distributed.initialize(coordinator, num_processes=self.num_hosts, process_id=self.rank)
 
 
@@ -80,6 +81,16 @@ def current_host() -> CurrentHost:
     if _current is None:
         raise Misconfigured("current_host() works only in code that runs on a host of a slice, through this package")
     return _current
+
+
+def hide_kubernetes() -> None:
+    """Keep JAX from taking a pod for a cluster of its own.
+
+    Where Kubernetes' variable is set, ``jax.distributed.initialize`` loads the pod's service account
+    token before anything else, also when it is told all that it would ask for; our pods have none, and
+    should not have one (jax/_src/clusters/k8s_cluster.py, 0.10).
+    """
+    os.environ.pop("KUBERNETES_SERVICE_HOST", None)
 
 
 def enter(host: CurrentHost) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from raytpu_ops.runtime import cluster
+from raytpu_ops.runtime import cluster, place
 from raytpu_ops.runtime.cluster import host_names, lost_hosts, tpu_hosts
 
 
@@ -107,3 +107,27 @@ def test_a_host_that_dies_within_the_grace_is_found(
     began = time.monotonic()
     assert [host.name for host in lost_hosts(tpu_hosts(), grace_s=60)] == ["s0 worker 0"]
     assert time.monotonic() - began < 30, "it does not wait any longer than it must"
+
+
+@pytest.mark.parametrize(
+    ("config", "has_one"),
+    [
+        ("", False),
+        ('{"metadata": {}}', False),
+        ('{"runtime_env": {"env_vars": {}}}', False),
+        ('{"runtime_env": {"worker_process_setup_hook": "mine.hook"}}', True),
+    ],
+)
+def test_a_jobs_own_hook_for_its_workers_wins(config, has_one):
+    assert cluster._has_hook(config) is has_one
+
+
+def test_jax_does_not_take_a_pod_for_a_cluster_of_its_own(monkeypatch):
+    """In a pod without a service account token its detection would raise, told everything or not."""
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.96.0.1")
+
+    place.hide_kubernetes()
+
+    from jax._src.clusters.k8s_cluster import K8sCluster
+
+    assert not K8sCluster.is_env_present()
