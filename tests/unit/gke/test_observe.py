@@ -12,7 +12,7 @@ import pytest
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.tpu.capacity import OnDemand
-from raytpu_ops.tpu.deadlines import Phase, Schedule
+from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
 from tests.unit.gke import seen
@@ -181,7 +181,7 @@ async def test_silence_after_hours_in_a_queue_counts_from_when_it_began(
     kube: FakeKube, time: Time, backend: GkeBackend, whole: SliceLease
 ):
     """F10, F41: a server that restarts for a moment must not end what has waited for hours."""
-    schedule = Schedule(begun=time() - timedelta(hours=3), deadlines={})  # type: ignore[arg-type]
+    schedule = Schedule(begun=time() - timedelta(hours=3), deadlines=Deadlines())
     began = time()
     kube.fails("get rayclusters", AWAY, AWAY)
 
