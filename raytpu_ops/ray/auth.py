@@ -24,7 +24,8 @@ class RenewingAuth(httpx.Auth):
         shown = await self._ask(False)
         request.headers.update(shown)
         response = yield request
-        if response.status_code == 401 and replaced(request, shown, await self._ask(True)):
+        # Ray answers 403 to a token that is not its own any more.
+        if response.status_code in (401, 403) and replaced(request, shown, await self._ask(True)):
             yield request
 
 

@@ -64,6 +64,7 @@ class KubeconfigAccess:
     async def _load(self) -> Configuration:
         from kubernetes_asyncio import config
         from kubernetes_asyncio.client import Configuration
+        from yaml import YAMLError
 
         found = Configuration()
         file = self._file or os.environ.get("KUBECONFIG")
@@ -76,9 +77,14 @@ class KubeconfigAccess:
                     context=self._context,
                     client_configuration=found,
                 )
-        except config.ConfigException as error:
+        # The loader leaves what it meets as it is: YAML that is none, base64 that is none, a plugin that
+        # is not installed. None of it goes away by itself.
+        except (config.ConfigException, OSError, ValueError, TypeError, YAMLError) as error:
+            what = f"kubeconfig {file!r}" if file else "Kubernetes"
+            detail = " ".join(str(error).split()) or type(error).__name__
             raise Misconfigured(
-                f"Kubernetes: {error}. Name a kubeconfig and a context, or a connection in kubernetes_conn_id"
+                f"{what}: {detail}. Name a kubeconfig and a context that work here (`kubectl version` shows it), or a "
+                "connection in kubernetes_conn_id"
             ) from error
         return found
 

@@ -279,3 +279,29 @@ async def test_ones_own_blocking_code_asks_a_model_through_the_proxy(
 
     assert all("authorization" not in request.headers for request in model.seen)
     assert all("x-ray-authorization" not in request.headers for request in model.seen)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "no: [yaml",
+        "just text",
+        "clusters: 7",
+        """
+apiVersion: v1
+clusters: [{name: c, cluster: {server: "https://h"}}]
+users: [{name: u, user: {exec: {apiVersion: client.authentication.k8s.io/v1beta1, command: no-such-plugin, args: []}}}]
+contexts: [{name: x, context: {cluster: c, user: u}}]
+current-context: x
+""",
+    ],
+)
+async def test_a_kubeconfig_that_does_not_work_is_named_in_one_line(tmp_path, content):
+    file = tmp_path / "config"
+    file.write_text(content)
+
+    with pytest.raises(Misconfigured) as refused:
+        await KubeconfigAccess(str(file)).configuration()
+
+    assert str(file) in str(refused.value)
+    assert "\n" not in str(refused.value)
