@@ -17,7 +17,7 @@ pytest.importorskip("kubernetes", reason="tests on a cluster need the extra `dev
 from kubernetes import client
 
 from tests.cluster.manifests import ray_cluster
-from tests.testbed.faults import KubernetesFaults
+from tests.testbed.faults import KubernetesFaults, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -96,6 +96,36 @@ def test_a_manifest_is_granted_as_it_stands_in_another_namespace(
     finally:
         bound.close()
         unbound.close()
+
+
+def test_rights_on_the_whole_cluster_go_with_the_namespace(any_cluster: KubernetesFaults, tmp_path: Path) -> None:
+    rbac, name = "rbac.authorization.k8s.io", {"name": "raytpu-test-reads-nodes"}
+    rule = {"apiGroups": [""], "resources": ["nodes"], "verbs": ["list"]}
+    manifests = [
+        {"apiVersion": "v1", "kind": "ServiceAccount", "metadata": name},
+        {"apiVersion": f"{rbac}/v1", "kind": "ClusterRole", "metadata": name, "rules": [rule]},
+        {
+            "apiVersion": f"{rbac}/v1",
+            "kind": "ClusterRoleBinding",
+            "metadata": name,
+            "roleRef": {"apiGroup": rbac, "kind": "ClusterRole", **name},
+            "subjects": [{"kind": "ServiceAccount", **name, "namespace": "written-for-another"}],
+        },
+    ]
+    path = tmp_path / "rights.yaml"
+    path.write_text(yaml.safe_dump_all(manifests))
+    roles = client.RbacAuthorizationV1Api(any_cluster.api)
+
+    def left() -> list[str]:
+        found = [*roles.list_cluster_role().items, *roles.list_cluster_role_binding().items]
+        return [one.metadata.name for one in found if one.metadata.name.startswith(name["name"])]
+
+    with any_cluster.namespace("wide") as where:
+        account = KubernetesFaults(any_cluster.kubeconfig_for(path, where))
+        assert refusal(account.core.list_node) == ""
+        account.close()
+        assert len(left()) == 2
+    wait_until(lambda: not left(), 120, lambda: f"left: {left()}")
 
 
 def test_a_namespace_is_gone_with_what_is_in_it(any_cluster: KubernetesFaults) -> None:

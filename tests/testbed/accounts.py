@@ -6,6 +6,7 @@ Not here: the identities of the cluster's own programs (`controlplane.py`).
 from __future__ import annotations
 
 import json
+import secrets
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
 
 Manifest = dict[str, Any]
 _RBAC = "rbac.authorization.k8s.io/v1"
-_ACCOUNT = "few-rights"
 _FIELD_MANAGER = "raytpu-testbed"
 
 
@@ -57,7 +57,7 @@ def namespace(cluster: KubernetesFaults, name: str) -> Iterator[str]:
         )
 
 
-def role(rules: Iterable[Manifest], name: str = _ACCOUNT) -> list[Manifest]:
+def role(rules: Iterable[Manifest], name: str) -> list[Manifest]:
     """Manifests of an account that may do what some rules say, in one namespace.
 
     :param rules: of a Role: `apiGroups`, `resources`, `verbs`.
@@ -86,7 +86,8 @@ def kubeconfig_for(
 
     :param cluster: where.
     :param rights: a manifest with ServiceAccount, Role and RoleBinding, applied as it stands but for its
-        namespace; or rules of a Role.
+        namespace; or rules of a Role, for an account of their own. What is not in a namespace gets this one's
+        name into its own, and goes when the namespace goes.
     :param where: the namespace.
     :param account: the ServiceAccount; the one that the manifest binds if left out.
     :return: the kubeconfig's content; a secret.
@@ -94,10 +95,11 @@ def kubeconfig_for(
     if isinstance(rights, Path):
         manifests = [one for one in yaml.safe_load_all(rights.read_text()) if one]
     else:
-        manifests = role(rights)
+        manifests = role(rights, f"few-rights-{secrets.token_hex(3)}")
     account = account or _bound_account(manifests)
+    owner = cluster.core.read_namespace(where).metadata.uid
     for one in manifests:
-        _apply(cluster, _moved(one, where), where)
+        _apply(cluster, _moved(one, where, owner), where)
     return _kubeconfig(cluster, where, account)
 
 
@@ -114,9 +116,14 @@ def _bound_account(manifests: list[Manifest]) -> str:
     return str(bound.pop())
 
 
-def _moved(one: Manifest, where: str) -> Manifest:
+def _moved(one: Manifest, where: str, owner: str) -> Manifest:
     moved: Manifest = json.loads(json.dumps(one))
-    if not one["kind"].startswith("Cluster"):
+    if one["kind"].startswith("Cluster"):
+        moved["metadata"]["name"] += f"-{where}"
+        moved["metadata"]["ownerReferences"] = [{"apiVersion": "v1", "kind": "Namespace", "name": where, "uid": owner}]
+        if one.get("roleRef", {}).get("kind") == "ClusterRole":
+            moved["roleRef"]["name"] += f"-{where}"
+    else:
         moved["metadata"]["namespace"] = where
     for subject in moved.get("subjects") or []:
         if subject["kind"] == "ServiceAccount":

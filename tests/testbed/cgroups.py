@@ -1,4 +1,4 @@
-"""Control groups of a run: one for each node, below one name for the whole run.
+"""Control groups of a run: one for each node and one for all programs, below one name for the whole run.
 
 A kubelet wants its root to be there, in each hierarchy, before it starts. Version 1 (one hierarchy
 for each controller) and version 2 (one for all) are both met.
@@ -11,9 +11,13 @@ import time
 from pathlib import Path
 
 ROOT = Path("/sys/fs/cgroup")
-#: What a group weighs when CPUs are short, by the file that says it. By default all pods of a run together
-#: would weigh as much as one single process beside it, and Ray would not start in its time.
-_WEIGHTS = {"cpu.shares": "16384", "cpu.weight": "1600"}
+#: What one process beside a group weighs when CPUs are short, by the file that says it for a group.
+_ONE_PROCESS = {"cpu.shares": 1024, "cpu.weight": 100}
+#: Processes that a run weighs as much as, and each node in it. By default all pods of a run together would
+#: weigh as much as one process beside it, and Ray would not start in its time.
+WEIGHT = 16
+#: Of the control plane and all kubelets together: they must not starve beside the pods that they care for.
+PROGRAMS_WEIGHT = 64
 
 
 def hierarchies(root: Path = ROOT) -> list[Path]:
@@ -29,10 +33,11 @@ def _mounted(root: Path, *kinds: str) -> list[Path]:
     return sorted({Path(where) for _, where, kind, *_ in mounts if kind in kinds and Path(where).parent == root})
 
 
-def make(path: str) -> None:
+def make(path: str, weight: int = WEIGHT) -> None:
     """Make a group in every hierarchy.
 
     :param path: below each hierarchy, `run/node`.
+    :param weight: of the last part, in processes that it weighs as much as.
     """
     for hierarchy in hierarchies():
         group = hierarchy
@@ -44,9 +49,20 @@ def make(path: str) -> None:
             for name in ("cpuset.cpus", "cpuset.mems"):
                 if (group / name).exists() and not (hierarchy / "cgroup.controllers").exists():
                     (group / name).write_text((parent / name).read_text())
-            for name, weight in _WEIGHTS.items():
+            for name, one in _ONE_PROCESS.items():
                 if (group / name).exists():
-                    (group / name).write_text(weight)
+                    (group / name).write_text(str(one * (weight if group == hierarchy / path else WEIGHT)))
+
+
+def enter(path: str) -> None:
+    """This process shares the CPUs as a member of a group, and so does all that it starts.
+
+    :param path: of a group that `make` made.
+    """
+    for hierarchy in hierarchies():
+        group = hierarchy / path
+        if any((group / name).exists() for name in _ONE_PROCESS):
+            (group / "cgroup.procs").write_text("0")
 
 
 def _hand_down(group: Path) -> None:

@@ -344,6 +344,9 @@ def main() -> None:
     listener = socket.socket(fileno=int(sys.argv[2]))
     listener.set_inheritable(False)
     try:
+        programs = f"{layout.cgroup}/programs"
+        cgroups.make(programs, cgroups.PROGRAMS_WEIGHT)
+        cgroups.enter(programs)
         make_view(layout, Options.from_json(layout.options.read_text()))
         asyncio.run(_main(layout, listener))
     except Exception as error:  # noqa: BLE001 - whoever waits for the run is told why there is none
