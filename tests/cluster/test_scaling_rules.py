@@ -105,6 +105,14 @@ def test_a_host_has_only_so_many_chips() -> None:
     assert rules.refusal(pod, _V4) == rules.TOO_FEW_CHIPS
 
 
+def test_one_topology_of_two_machine_types_is_told_apart_by_the_chips_of_a_host() -> None:
+    [four] = rules.limits(["v6e-2x4@ct6e-standard-4t"])
+    pod = host_pod("half", topology="2x4")
+    pod["spec"]["nodeSelector"]["cloud.google.com/gke-tpu-accelerator"] = "tpu-v6e-slice"
+    assert rules.refusal(pod, four) is None
+    assert rules.refusal(pod, _V6E) == rules.NO_MATCH
+
+
 def test_reasons_are_counted_as_the_real_one_counts_them() -> None:
     assert rules.not_triggered([rules.NO_MATCH, rules.AT_MOST, rules.NO_MATCH]) == (
         "pod didn't trigger scale-up: 1 max node group size reached, "

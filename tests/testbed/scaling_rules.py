@@ -137,7 +137,10 @@ def refusal(pod: Object, limit: Limit) -> str | None:
     tolerations = pod["spec"].get("tolerations") or []
     if not all(any(_tolerates(one, taint) for one in tolerations) for taint in taints_of(asked)):
         return UNTOLERATED
-    return TOO_FEW_CHIPS if _chips(pod) > limit.shape.chips_per_host else None
+    chips = _chips(pod)
+    if chips < limit.shape.chips_per_host:
+        return NO_MATCH  # on GKE a pod takes all chips of its host: so 2x4 is told from 2x4
+    return TOO_FEW_CHIPS if chips > limit.shape.chips_per_host else None
 
 
 def not_triggered(reasons: Iterable[str]) -> str:
