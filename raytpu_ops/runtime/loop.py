@@ -12,6 +12,7 @@ from typing import Any
 from raytpu_ops.runtime import place, run
 from raytpu_ops.runtime.checkpoints import FOLDER
 from raytpu_ops.runtime.cluster import SLICE_NAME, WORKER_ID
+from raytpu_ops.runtime.console import use_whole_lines
 from raytpu_ops.runtime.ledger import Ledger
 from raytpu_ops.runtime.targets import failure_record, import_target, plain
 from raytpu_ops.tpu.work import TrainWork, load_work
@@ -24,6 +25,7 @@ def run_loop(payload: dict[str, str]) -> None:
     """
     work = load_work(payload["work"])
     assert isinstance(work, TrainWork)
+    use_whole_lines()
     ledger = Ledger(payload["run"])
     host = _here(work)
     # Orbax tells thirty lines a save on each host; what goes wrong is louder than that.

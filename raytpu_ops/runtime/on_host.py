@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from raytpu_ops.runtime import place
+from raytpu_ops.runtime.console import use_whole_lines
 from raytpu_ops.runtime.ledger import Ledger, end_log
 from raytpu_ops.runtime.targets import failure_record, import_target, plain
 from raytpu_ops.tpu.errors import RayTpuError, UserCodeFailed
@@ -32,6 +33,7 @@ def run_on_host(text: str, run: str, host: place.CurrentHost, first_address: str
     """
     work = load_work(text)
     assert isinstance(work, FunctionWork | CommandWork)
+    use_whole_lines()
     try:
         _settle(run, host, first_address)
         return _run_command(work) if isinstance(work, CommandWork) else _run_function(work)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import re
+import subprocess
+import sys
 import threading
 import time
 from contextlib import redirect_stdout
@@ -130,6 +132,67 @@ def test_lines_that_never_arrive_are_warned_about_by_worker(log: Log) -> None:
         lines.take(batch(f"{END_MARK}run1/0/out", f"{END_MARK}run1/0/err", f"{END_MARK}run1/1/out"))
         lines.drain(["0", "1"], 0.05, all_ended=True)
     assert "the last lines of worker 1 did not arrive" in log.text
+
+
+def test_lines_that_the_stream_drops_are_counted_and_said(log: Log) -> None:
+    """Five lines were written, one of them without an end, before the mark; two of them came."""
+    with log:
+        lines = attached()
+        lines.take(batch("one", f"{END_MARK}run1/0/err 0", is_err=True))
+        lines.take(batch("two"))
+        lines.take(batch(f"five{END_MARK}run1/0/out 5"))
+        lines.drain(["0"], 5, all_ended=True)
+    assert "warning: 3 lines of worker 0 are missing above" in log.text
+
+
+def test_a_log_that_came_whole_is_not_warned_about(log: Log) -> None:
+    with log:
+        lines = attached()
+        lines.take(batch("one", "two"))
+        lines.take(batch(f"three{END_MARK}run1/0/out 3", pid=17))
+        lines.take(batch(f"{END_MARK}run1/0/err 0", is_err=True))
+        lines.drain(["0"], 5, all_ended=True)
+    assert "warning" not in log.text
+
+
+def test_what_follows_a_carriage_return_is_no_event(log: Log) -> None:
+    with log:
+        attached().take(batch(f'10%\r{EVENT_MARK}{{"event":"result","data":{{}}}}'))
+    assert [parse_event(line) for line in log.text.splitlines()] == [None, None]
+
+
+def test_a_worker_writes_a_line_in_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray's log monitor takes what is there for a line: half of one becomes two."""
+    writes: list[bytes] = []
+
+    def write(_fd: int, data: memoryview) -> int:
+        writes.append(bytes(data))
+        return len(data)
+
+    monkeypatch.setattr(os, "write", write)
+    stream = LineWriter(1)
+    print("line", 1, file=stream)
+    print("no end", end="", file=stream, flush=True)
+    print("\r10%", end="", file=stream, flush=True)
+    stream.write_rest()
+    assert writes == [b"line 1\n", b"no end\r", b"10%\n"]
+
+
+def test_the_end_mark_says_how_many_lines_were_written_however(tmp_path: Path) -> None:
+    """By print, by libraries that know the descriptor only, and without an end; not Ray's own lines."""
+    code = (
+        "import os; from raytpu_ops.runtime import console; os.write(1, b':job_id:1\\n'); console.use_whole_lines();"
+        "print('a', 1); os.write(1, b'b\\n'); print('c', end=''); console.end_of_log('run1', '0')"
+    )
+    with (tmp_path / "out").open("wb") as out:
+        subprocess.run([sys.executable, "-c", code], stdout=out, stderr=subprocess.DEVNULL, check=True)
+    written = (tmp_path / "out").read_text().splitlines()
+    assert written == [":job_id:1", "a 1", "b", "c", f"{END_MARK}run1/0/out 3"]
+
+
+def test_user_code_that_closed_its_streams_can_end(tmp_path: Path) -> None:
+    code = "import os; from raytpu_ops.runtime import console; os.closerange(0, 3); console.end_of_log('run1', '0')"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_without_marks_the_log_is_complete_when_nothing_comes_any_more(
