@@ -18,6 +18,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from raytpu_ops.backends.base import Backend
 from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.triggers.log_channel import wait_until_read
 
 #: States of a task instance in which somebody still works on it: this trigger elsewhere, or a newer try.
 ALIVE = frozenset({"deferred", "running"})
@@ -60,6 +61,8 @@ class FlowTrigger(BaseTrigger):
             event = {"result": await self.flow(await self.backend())}
         except RayTpuError as error:
             event = error.as_event()
+        if not await wait_until_read():
+            self.log.warning("The end of this log may be in the triggerer's own log: it is behind with reading")
         self._fired = True
         yield TriggerEvent(event)
 
