@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-
+from raytpu_ops.operators.outcome import TpuSlicesOutcomeOperator
 from raytpu_ops.operators.tpu_slices import ProvisionTpuSlicesOperator, ReleaseTpuSlicesOperator
 from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
 from raytpu_ops.tpu.deadlines import Deadlines
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg
+    from airflow.sdk.definitions._internal.abstractoperator import AbstractOperator
 
 
 @contextmanager
@@ -37,9 +37,10 @@ def tpu_slices(
     """Slices for the tasks of the ``with`` body, acquired before them and released after them.
 
     Expands to the tasks ``provision`` (setup), ``labelled``, ``release`` (teardown) and ``released``.
-    The release runs whatever became of the body, and does not colour the run: a run whose body
-    failed is red however well its release went. ``released`` is an empty task behind the release,
-    by which a release that leaves something behind makes the run red too.
+    Every task of the body starts behind ``labelled`` and ends before ``release``, which runs whatever
+    became of them. ``released`` looks at what happened: it is red, and the run with it, where the
+    release left something behind or where work failed and nothing in the DAG made it good, be it
+    that a person marked the run failed.
 
     :param generation: ``v6e``, ``v4`` … ; see :class:`ProvisionTpuSlicesOperator` for this and the
         parameters up to ``lease_for``.
@@ -75,8 +76,8 @@ def tpu_slices(
         deferrable=deferrable,
         **task_args,
     )
-    # Not on_failure_fail_dagrun: with it Airflow counts the teardown as the run's only leaf, and a
-    # release that succeeds would hide work that failed (airflow/models/dagrun.py, is_effective_leaf).
+    # Not on_failure_fail_dagrun: with it Airflow takes no task before it for a leaf, and a release that
+    # succeeds would hide work that failed (airflow/models/dagrun.py, is_effective_leaf).
     with release.as_teardown(setups=provision):
         labelled = TpuSlicesReadySensor(
             task_id=f"{prefix}labelled",
@@ -85,5 +86,33 @@ def tpu_slices(
             deferrable=deferrable,
             **task_args,
         )
+        before = set(provision.dag.task_dict)
         yield labelled.output
-    release >> EmptyOperator(task_id=f"{prefix}released", **task_args)
+        body = [task for task_id, task in provision.dag.task_dict.items() if task_id not in before]
+        _begin_behind(labelled, body)
+    # Airflow wires by itself neither mapped tasks nor what comes after a scope inside this one.
+    _end_before(release, body)
+    outcome = TpuSlicesOutcomeOperator(
+        task_id=f"{prefix}released",
+        provision_task_id=provision.task_id,
+        release_task_id=release.task_id,
+        **{**task_args, "retries": 0},
+    )
+    release >> outcome.as_teardown(setups=provision, on_failure_fail_dagrun=True)
+
+
+def _begin_behind(labelled: TpuSlicesReadySensor, body: Sequence[AbstractOperator]) -> None:
+    """No task of the body starts before the slices are whole, whether or not it takes the lease."""
+    inside = {labelled.task_id, *(task.task_id for task in body)}
+    above = labelled.get_flat_relative_ids(upstream=True)
+    for task in body:
+        if not task.upstream_task_ids & inside and task.task_id not in above:
+            labelled >> task
+
+
+def _end_before(release: ReleaseTpuSlicesOperator, body: Sequence[AbstractOperator]) -> None:
+    """The slices stay until the last task of the body is over."""
+    inside = {task.task_id for task in body}
+    for task in body:
+        if not task.downstream_task_ids & (inside | {release.task_id}):
+            task >> release

@@ -58,7 +58,7 @@ def test_a_run_whose_work_failed_is_red_and_its_slices_are_gone(airflow_instance
         "labelled": "success",
         "job": "failed",
         "release": "success",
-        "released": "success",
+        "released": "failed",
     }
     assert nothing_is_left()
 

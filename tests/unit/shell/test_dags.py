@@ -30,7 +30,9 @@ def test_pipeline_acquires_first_and_releases_last() -> None:
     assert dag.get_task("provision").is_setup
     assert dag.get_task("release").is_teardown
     assert not dag.get_task("release").on_failure_fail_dagrun
-    assert dag.get_task("released").upstream_task_ids == {"release"}
+    assert dag.get_task("released").is_teardown
+    assert dag.get_task("released").on_failure_fail_dagrun
+    assert dag.get_task("released").upstream_task_ids == {"provision", "release"}
     assert dag.get_task("labelled").upstream_task_ids == {"provision"}
     assert dag.get_task("train").upstream_task_ids == {"labelled"}
     assert dag.get_task("serve").upstream_task_ids == {"labelled", "train"}
@@ -70,7 +72,12 @@ def test_task_arguments_reach_every_task_of_the_lease() -> None:
     with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1", backend="local", retries=7):
         pass
 
-    assert {task.retries for task in dag.tasks} == {7}
+    assert {task.task_id: task.retries for task in dag.tasks} == {
+        "provision": 7,
+        "labelled": 7,
+        "release": 7,
+        "released": 0,
+    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,62 @@
+"""DAGs for the tests of what colour a run has, and of what nobody gave back. Their slices are played."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, Param, task
+from played_backend import NAME  # type: ignore[import-not-found] # Airflow has this folder on its path
+
+from raytpu_ops import tpu_slices
+
+PARAMS = {
+    "folder": Param("", type="string"),
+    "refuse": Param("", type="string"),
+    "fail": Param("", type="string"),
+    "wait": Param("", type="string"),
+    "skip": Param(False, type="boolean"),
+}
+SLICES: dict[str, Any] = {
+    "topology": "2x2x1",
+    "backend": NAME,
+    "backend_options": {"folder": "{{ params.folder }}", "refuse": "{{ params.refuse }}"},
+    "deadlines": {"labelled": timedelta(minutes=10), "releasing": timedelta(seconds=3)},
+    # The triggerer has never read this file, and knows no played backend.
+    "deferrable": False,
+    "retries": 0,
+}
+
+
+@task(retries=0)
+def step(name: str, **context: Any) -> str:
+    """A step that fails or waits if the run's params say so."""
+    params = context["params"]
+    if params["fail"] == name:
+        raise RuntimeError("broken on purpose")
+    give_up = time.monotonic() + 600
+    while params["wait"] == name and not Path(params["folder"], "gate").exists():
+        if time.monotonic() > give_up:
+            raise TimeoutError("the gate never opened")
+        time.sleep(0.2)
+    return name
+
+
+with DAG("outcome", schedule=None, params=PARAMS), tpu_slices("v4", **SLICES) as lease:
+
+    @task.short_circuit(retries=0, ignore_downstream_trigger_rules=False)
+    def goes_on(**context: Any) -> bool:
+        """Whether the last step runs."""
+        return not context["params"]["skip"]
+
+    (
+        step.override(task_id="first")("first")
+        >> step.override(task_id="second")("second")
+        >> goes_on()
+        >> step.override(task_id="third")("third")
+    )
+
+with DAG("outcome_mapped", schedule=None, params=PARAMS), tpu_slices("v4", **SLICES) as lease:
+    step.override(task_id="each").expand(name=["first", "second"])

@@ -1,0 +1,96 @@
+"""A backend that grants leases on nothing, within a moment: for what Airflow makes of a scope, not for Ray.
+
+Its options: ``folder``, where a file for each lease lies; ``refuse``, a phase that fails for good.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from raytpu_ops.backends import base
+from raytpu_ops.backends.base import Plan, Released
+from raytpu_ops.tpu.errors import CapacityUnavailable, RemoteUnavailable
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.readiness import Readiness, SliceReport
+from raytpu_ops.tpu.spec import SliceSpec
+
+NAME = "played"
+
+
+class PlayedBackend:
+    """See the module's docstring."""
+
+    name = NAME
+    acquires_in_task = True
+    ships_runtime = False
+
+    def __init__(self, folder: str = "", refuse: str = "") -> None:
+        self.folder = folder
+        self.refuse = refuse
+
+    async def plan(self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta) -> Plan:
+        """Nothing to check."""
+        return Plan(backend=self.name, spec=spec, ladder=list(ladder), lease_for=lease_for)
+
+    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+        """Write the lease down."""
+        if self.refuse == "provision":
+            raise CapacityUnavailable("nothing to be had")
+        now = datetime.now(UTC)
+        lease = SliceLease(
+            id=f"played-{owner.digest}",
+            owner=owner,
+            backend=self.name,
+            spec=plan.spec,
+            place={"folder": self.folder, "refuse": self.refuse},
+            ray=RayEndpoint(address="http://127.0.0.1:9"),
+            granted_at=now,
+            expires_at=now + plan.lease_for,
+        )
+        self._file(lease).write_text(lease.model_dump_json())
+        return lease
+
+    async def find(self, owner: Owner) -> SliceLease | None:
+        """The lease of that owner, of its file."""
+        return next((one for one in await self.list_leases() if one.owner == owner), None)
+
+    async def observe(self, lease: SliceLease) -> Readiness:
+        """Whole, unless the label is what is refused."""
+        missing = ["it is kept waiting"] if lease.place["refuse"] == "labelled" else []
+        return Readiness(slices=[SliceReport(name="s0", hosts_wanted=1, missing=missing)], head_alive=True)
+
+    async def repair(self, lease: SliceLease) -> SliceLease:
+        """Nothing breaks."""
+        return lease
+
+    async def release(self, lease: SliceLease) -> Released:
+        """Remove the file."""
+        if lease.place["refuse"] == "release":
+            raise RemoteUnavailable("the far side is away")
+        self._file(lease).unlink(missing_ok=True)
+        return Released(removed=[lease.id])
+
+    async def list_leases(self, **labels: str) -> list[SliceLease]:
+        """Those with a file."""
+        return [SliceLease.model_validate_json(text) for text in _texts(self.folder)]
+
+    def ray(self, lease: SliceLease) -> Any:
+        """There is none."""
+        raise NotImplementedError
+
+    def serve_credentials(self, lease: SliceLease) -> None:
+        """There are none."""
+
+    @staticmethod
+    def _file(lease: SliceLease) -> Path:
+        return Path(lease.place["folder"]) / f"{lease.id}.lease"
+
+
+def _texts(folder: str) -> list[str]:
+    return [path.read_text() for path in Path(folder).glob("*.lease")]
+
+
+base._BACKENDS[NAME] = f"{__name__}:PlayedBackend"
