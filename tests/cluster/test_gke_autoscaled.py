@@ -1,0 +1,64 @@
+"""The `gke` backend where no TPU node is there yet: its pods bring the slices, its release lets them go."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
+
+from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.flows.leases import give_back, wait_whole
+from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule
+from raytpu_ops.tpu.errors import DeadlineExceeded
+from tests.cluster import needs
+from tests.cluster.leases import V4, acquired, backend
+from tests.testbed.client import Testbed
+from tests.testbed.faults import wait_until
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
+
+
+@pytest.fixture(scope="module")
+def growing() -> Iterator[Testbed]:
+    """One plain node; two slices of two hosts come when pods want them and go when they are empty."""
+    needs.a_testbed(nodes=True)
+    with Testbed.up("cpu", autoscale=["v4-2x2x2*2"], autoscale_idle=3) as testbed:
+        yield testbed
+
+
+async def test_a_lease_brings_its_slices_each_in_a_pool_of_its_own_and_lets_them_go(growing: Testbed) -> None:
+    told: list[str] = []
+    with growing.namespace("gke-autoscaled") as namespace:
+        gke = backend(growing.kubeconfig_for(RBAC, namespace), namespace=namespace)
+        lease = await acquired(gke, "provision")
+        schedule = Schedule.start({"provisioning": 600, "labelled": 600})
+        _, report = await wait_whole(gke, lease, schedule=schedule, say=told.append)
+
+        phases = [line.partition(":")[0] for line in told if line.partition(":")[0] in list(Phase)]
+        assert phases[0] == Phase.PROVISIONING
+        assert phases[-1] == Phase.LABELLED
+        pools = growing.pools()
+        assert len(pools) == 3
+        addresses = {host.address for one in report.slices for host in one.hosts}
+        assert len(addresses) == 4
+
+        await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
+        assert growing.count("ray.io/v1", "RayCluster", OWNER) == 0
+    wait_until(lambda: set(growing.pools()) == {"cpu-0"}, 180, lambda: f"pools are left: {growing.status()}")
+
+
+async def test_a_stock_out_ends_at_the_deadline_of_its_own_phase_and_leaves_no_pool(growing: Testbed) -> None:
+    with growing.namespace("gke-stock-out") as namespace, growing.stockout():
+        gke = backend(growing.kubeconfig_for(RBAC, namespace), namespace=namespace)
+        lease = await acquired(gke, "provision", V4)
+        deadlines = Deadlines.of({"provisioning": 15, "labelled": 600})
+        with pytest.raises(DeadlineExceeded, match="the provisioning deadline .* waits for a node: 0/1 nodes"):
+            await wait_whole(gke, lease, schedule=Schedule.start(deadlines), say=print)
+        await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
+    wait_until(lambda: set(growing.pools()) == {"cpu-0"}, 180, lambda: f"pools are left: {growing.status()}")
