@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-from asyncio.subprocess import Process
 from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
@@ -23,7 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.fields import Line, Word
 from raytpu_ops.tpu.problems import Checked, read
 from raytpu_ops.tpu.words import near
@@ -36,8 +35,6 @@ if TYPE_CHECKING:
 
 #: How every refusal begins.
 _WHERE = "backend 'gke'"
-#: Seconds until the program that a kubeconfig names for credentials counts as one that does not answer.
-_PLUGIN_S = 60.0
 #: Set by Kubernetes in every pod.
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
 _INSTEAD = "a Kubernetes connection says it: name that in kubernetes_conn_id"
@@ -245,25 +242,28 @@ class ConnectionAccess:
     async def configuration(self, *, renew: bool = False) -> Configuration:
         """See :meth:`KubeAccess.configuration`."""
         if renew or self._cached is None:
-            self._cached = await asyncio.to_thread(self._load)
+            self._cached = await self._load()
         return self._cached
 
-    def _load(self) -> Configuration:
-        """In a thread, with a loop of its own: what is loaded blocks, and may start a program."""
+    async def _load(self) -> Configuration:
+        from airflow.sdk.exceptions import AirflowException
         from kubernetes_asyncio.client import Configuration
 
+        from raytpu_ops.backends.gke.kubeconfig import load
+
         found = Configuration()
-        hook = self._hook(found)
-        try:
-            with asyncio.Runner(loop_factory=_Loop) as runner:
-                runner.run(_connected(hook))
-        # A kubeconfig of the wrong shape ends in errors of any kind, and its text may stand in one or in
-        # its cause: hence no cause.
-        except Exception as error:
-            known = self._known(error)
-            if known is None:
-                raise
-            raise known from None
+        where = f"connection {self._asked.kubernetes_conn_id!r}"
+        hook = await asyncio.to_thread(self._hook, found)
+
+        async def fill() -> None:
+            try:
+                # The hook has no public way to its configuration but to connect; nothing is sent yet.
+                async with hook.get_conn():
+                    pass
+            except AirflowException as error:
+                raise Misconfigured(f"{where}: {error}") from None
+
+        await load(fill, where)
         return found
 
     def _hook(self, found: Configuration) -> AsyncKubernetesHook:
@@ -290,59 +290,6 @@ class ConnectionAccess:
             # The provider's blocking hook tries this first, its async one does not.
             in_cluster=True if silent and not self._asked.context and os.environ.get(_IN_CLUSTER) else None,
         )
-
-    def _known(self, error: Exception) -> RayTpuError | None:
-        """The error in our words, without the text that it was made from; None for one that is a bug."""
-        import yaml
-        from airflow.sdk.exceptions import AirflowException
-        from kubernetes_asyncio.config import ConfigException
-
-        where = f"connection {self._asked.kubernetes_conn_id!r}"
-        if isinstance(error, RayTpuError):
-            return error
-        if isinstance(error, TimeoutError):
-            return RemoteUnavailable(f"{where}: the program that gives out credentials took over {_PLUGIN_S:g} s")
-        text = " ".join(str(error).partition("{")[0].split())[:400]
-        if isinstance(error, ConfigException) and text.startswith("exec: process returned"):
-            return RemoteUnavailable(f"{where}: the program that gives out credentials failed: {text}")
-        if isinstance(error, yaml.YAMLError):
-            mark = getattr(error, "problem_mark", None)
-            at = f" at line {mark.line + 1}, column {mark.column + 1}" if mark else ""
-            return Misconfigured(f"{where}: its kubeconfig is no YAML or JSON{at}")
-        if isinstance(error, ConfigException | AirflowException | OSError):
-            return Misconfigured(f"{where}: {text}")
-        if isinstance(error, ValueError | TypeError | LookupError | AttributeError | AssertionError):
-            return Misconfigured(f"{where}: its kubeconfig has not the shape of one ({type(error).__name__})")
-        return None
-
-
-class _Loop(asyncio.SelectorEventLoop):
-    """Remembers the programs that it starts: the client library forgets one that hangs, and it would run on."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.programs: list[tuple[asyncio.SubprocessTransport, Process]] = []
-
-    async def subprocess_exec(self, protocol_factory: Any, *args: Any, **kwargs: Any) -> Any:
-        """As the base class does it."""
-        transport, protocol = await super().subprocess_exec(protocol_factory, *args, **kwargs)
-        self.programs.append((transport, Process(transport, protocol, self)))
-        return transport, protocol
-
-
-async def _connected(hook: AsyncKubernetesHook) -> None:
-    """Let the hook fill its configuration; it has no public way to that but to connect. Nothing is sent."""
-    loop = asyncio.get_running_loop()
-    assert isinstance(loop, _Loop)
-    try:
-        async with asyncio.timeout(_PLUGIN_S), hook.get_conn():
-            pass
-    finally:
-        for transport, program in loop.programs:
-            if program.returncode is None:
-                program.kill()
-                await program.wait()
-            transport.close()
 
 
 def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:

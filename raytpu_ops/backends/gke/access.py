@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
+from raytpu_ops.backends.gke.kubeconfig import load
 from raytpu_ops.tpu.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -18,6 +19,10 @@ if TYPE_CHECKING:
 
 #: The variable that Kubernetes sets in every pod.
 _IN_CLUSTER = "KUBERNETES_SERVICE_HOST"
+_NEXT = (
+    ". Name a kubeconfig and a context that work here (`kubectl version` shows it), or a connection in "
+    "kubernetes_conn_id"
+)
 
 
 @runtime_checkable
@@ -64,11 +69,11 @@ class KubeconfigAccess:
     async def _load(self) -> Configuration:
         from kubernetes_asyncio import config
         from kubernetes_asyncio.client import Configuration
-        from yaml import YAMLError
 
         found = Configuration()
         file = self._file or os.environ.get("KUBECONFIG")
-        try:
+
+        async def fill() -> None:
             if not file and not self._context and os.environ.get(_IN_CLUSTER):
                 config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
             else:
@@ -77,15 +82,8 @@ class KubeconfigAccess:
                     context=self._context,
                     client_configuration=found,
                 )
-        # The loader leaves what it meets as it is: YAML that is none, base64 that is none, a plugin that
-        # is not installed. None of it goes away by itself.
-        except (config.ConfigException, OSError, ValueError, TypeError, YAMLError) as error:
-            what = f"kubeconfig {file!r}" if file else "Kubernetes"
-            detail = " ".join(str(error).split()) or type(error).__name__
-            raise Misconfigured(
-                f"{what}: {detail}. Name a kubeconfig and a context that work here (`kubectl version` shows it), or a "
-                "connection in kubernetes_conn_id"
-            ) from error
+
+        await load(fill, f"kubeconfig {file!r}" if file else "Kubernetes", _NEXT)
         return found
 
 

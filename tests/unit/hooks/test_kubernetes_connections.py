@@ -218,23 +218,31 @@ async def test_an_absent_plugin_is_a_mistake(server: ApiServer, tmp_path: Path, 
         await by("k8s").configuration()
 
 
-async def test_a_plugin_that_fails_may_not_fail_tomorrow(server: ApiServer, tmp_path: Path, connect: Connect) -> None:
+@pytest.mark.parametrize("by_file", [False, True])
+async def test_a_plugin_that_fails_may_not_fail_tomorrow(
+    server: ApiServer, tmp_path: Path, connect: Connect, by_file: bool
+) -> None:
     user = plugin("import sys; sys.exit('no route to the token service')")
-    connect("k8s", "kubernetes", kube_config_path=str(server.kubeconfig(tmp_path / "config", **user)))
+    path = str(server.kubeconfig(tmp_path / "config", **user))
+    connect("k8s", "kubernetes", kube_config_path=path)
+    access = access_from({"kubeconfig": path})[0] if by_file else by("k8s")
 
     with pytest.raises(RemoteUnavailable, match="gives out credentials failed: .*no route to the token service"):
-        await by("k8s").configuration()
+        await access.configuration()
 
 
+@pytest.mark.parametrize("by_file", [False, True])
 async def test_a_plugin_that_hangs_is_ended_and_ends_no_wait(
-    server: ApiServer, tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    server: ApiServer, tmp_path: Path, connect: Connect, monkeypatch: pytest.MonkeyPatch, by_file: bool
 ) -> None:
-    monkeypatch.setattr("raytpu_ops.hooks.kubernetes._PLUGIN_S", 0.3)
+    monkeypatch.setattr("raytpu_ops.backends.gke.kubeconfig.PLUGIN_S", 0.3)
     user = plugin("import time; time.sleep(1000)", str(tmp_path))
-    connect("k8s", "kubernetes", kube_config_path=str(server.kubeconfig(tmp_path / "config", **user)))
+    path = str(server.kubeconfig(tmp_path / "config", **user))
+    connect("k8s", "kubernetes", kube_config_path=path)
+    access = access_from({"kubeconfig": path})[0] if by_file else by("k8s")
 
     with pytest.raises(RemoteUnavailable, match=r"took over 0\.3 s"):
-        await by("k8s").configuration()
+        await access.configuration()
     assert not running(str(tmp_path))
 
 
@@ -246,31 +254,39 @@ def running(word: str) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize(
-    "kubeconfig",
-    [
-        "users: [{name: x, user: {token: s3cret}",
-        "s3cret",
-        '["s3cret"]',
-        '{"clusters": "s3cret", "users": [], "contexts": []}',
-        # The library puts a user's whole entry into the error about it.
-        '{"current-context": "x", "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1"}}], '
-        '"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}], '
-        '"users": [{"name": "x", "token": "s3cret"}]}',
-        '{"current-context": "x", "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1", '
-        '"certificate-authority-data": "s3cret"}}], "users": [], '
-        '"contexts": [{"name": "x", "context": {"cluster": "x"}}]}',
-    ],
+BROKEN = (
+    "users: [{name: x, user: {token: s3cret}",
+    "s3cret",
+    '["s3cret"]',
+    '{"clusters": "s3cret", "users": [], "contexts": []}',
+    # The library puts a user's whole entry into the error about it.
+    '{"current-context": "x", "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1"}}], '
+    '"contexts": [{"name": "x", "context": {"cluster": "x", "user": "x"}}], '
+    '"users": [{"name": "x", "token": "s3cret"}]}',
+    '{"current-context": "x", "clusters": [{"name": "x", "cluster": {"server": "https://127.0.0.1", '
+    '"certificate-authority-data": "s3cret"}}], "users": [], '
+    '"contexts": [{"name": "x", "context": {"cluster": "x"}}]}',
 )
-async def test_a_broken_kubeconfig_is_refused_without_its_text(connect: Connect, kubeconfig: str) -> None:
-    connect("k8s", "kubernetes", kube_config=kubeconfig)
 
-    with pytest.raises(Misconfigured, match=r"^connection 'k8s': [^\n]*$") as caught:
-        await by("k8s").configuration()
-    # A task's log shows the cause as well.
-    assert caught.value.__cause__ is None
-    assert caught.value.__suppress_context__
-    assert "s3cret" not in str(caught.value)
+
+@pytest.mark.parametrize("kubeconfig", BROKEN)
+async def test_a_broken_kubeconfig_is_refused_without_its_text(
+    connect: Connect, tmp_path: Path, kubeconfig: str
+) -> None:
+    connect("k8s", "kubernetes", kube_config=kubeconfig)
+    file = tmp_path / "config"
+    file.write_text(kubeconfig)
+
+    for access, begin in (
+        (by("k8s"), "connection 'k8s': "),
+        (access_from({"kubeconfig": str(file)})[0], "kubeconfig "),
+    ):
+        with pytest.raises(Misconfigured, match=rf"^{begin}[^\n]*$") as caught:
+            await access.configuration()
+        # A task's log shows the cause as well.
+        assert caught.value.__cause__ is None
+        assert caught.value.__suppress_context__
+        assert "s3cret" not in str(caught.value)
 
 
 async def test_nothing_that_can_be_printed_holds_a_secret(server: ApiServer, tmp_path: Path, connect: Connect) -> None:
