@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from raytpu_ops.hooks.ray_tpu import RayTpuHook
     from raytpu_ops.operators.ray_jobs import RayTpuJobOperator, RayTrainOperator
     from raytpu_ops.operators.ray_serve import RayServeOperator
+    from raytpu_ops.operators.reaping import ReapTpuSlicesOperator
     from raytpu_ops.operators.tpu_slices import ProvisionTpuSlicesOperator, ReleaseTpuSlicesOperator
     from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
     from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
@@ -29,6 +30,7 @@ _HOMES = {
     "RayTpuHook": "raytpu_ops.hooks.ray_tpu",
     "RayTpuJobOperator": "raytpu_ops.operators.ray_jobs",
     "RayTrainOperator": "raytpu_ops.operators.ray_jobs",
+    "ReapTpuSlicesOperator": "raytpu_ops.operators.reaping",
     "ReleaseTpuSlicesOperator": "raytpu_ops.operators.tpu_slices",
     "Reservation": "raytpu_ops.tpu.capacity",
     "Spot": "raytpu_ops.tpu.capacity",
@@ -45,6 +47,7 @@ __all__ = [
     "RayTpuHook",
     "RayTpuJobOperator",
     "RayTrainOperator",
+    "ReapTpuSlicesOperator",
     "ReleaseTpuSlicesOperator",
     "Reservation",
     "Spot",

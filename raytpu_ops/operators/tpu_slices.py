@@ -28,8 +28,10 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
     """Acquires whole TPU slices with Ray on them; its output is the lease that later tasks take.
 
     Safe to run again: a retry adopts what an earlier try made and finishes what it left half made.
-    A try that fails or is killed gives everything back before it ends, because Airflow runs a
-    teardown only after its setup has succeeded.
+    A try that fails or is told to end gives everything back before it ends, because Airflow runs a
+    teardown only after its setup has succeeded. One whose process is killed outright cannot: the
+    next try adopts what it made, and after the last try the reaper takes it, see
+    :class:`~raytpu_ops.operators.reaping.ReapTpuSlicesOperator`.
 
     :param generation: ``v4``, ``v5e``, ``v5p``, ``v6e`` or ``7x`` in any usual spelling, or a pod type
         such as ``v6e-16``.
@@ -42,7 +44,8 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
     :param backend_options: options of the backend for this lease, over those of the connection: for ``gke``
         an ``image``, a Kueue ``queue``, pod templates and so on. (templated)
     :param ray_tpu_conn_id: the connection to the backend. (templated)
-    :param lease_for: after this long the reaper may take the slices (``timedelta`` or seconds).
+    :param lease_for: after this long the reaper takes the slices, where one runs: ``dags/tpu_reaper.py`` or
+        ``raytpu reap`` (``timedelta`` or seconds).
     :param deferrable: wait in the triggerer where the backend waits for a cloud.
     """
 

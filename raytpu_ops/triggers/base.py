@@ -4,6 +4,7 @@ A trigger's ``on_kill`` also fires for a triggerer that lost its triggers to ano
 wakes up, and for one whose event is already out. The remote work is stopped only when the task
 instance says that a person ended it. A person's clear is left to the next try, whose epoch is a new
 one: it stops the older epoch's job itself, and nobody can stop the new one by mistake.
+Beyond ``dagrun_timeout`` Airflow skips the teardown too: then the lease is given back here.
 """
 
 from __future__ import annotations
@@ -75,7 +76,22 @@ class FlowTrigger(BaseTrigger):
             self.log.info("%s is %s elsewhere: its remote work goes on", self.owner.key, state)
             return
         self.log.info("%s is %s: stopping its remote work", self.owner.key, state or "cleared")
-        await self.stop(await self.backend())
+        backend = await self.backend()
+        try:
+            await self.stop(backend)
+        finally:
+            if state is not None and self._same_run() and await self.run_is_over():
+                await self.give_back(backend)
+
+    async def give_back(self, backend: Backend) -> None:
+        """Release the lease of a run that is over while its teardown never ran: ``dagrun_timeout`` skips that too.
+
+        A run that a person ends is not over before its teardown is, so nothing is taken from that.
+        """
+        self.log.info("The run %s is over: giving back lease %s", self.owner.run_id, self.lease.id)
+        released = await backend.release(self.lease)
+        for line in released.left:
+            self.log.warning("Still there, until the reaper's next round: %s", line)
 
     async def task_state(self) -> str | None:
         """The task instance's state in Airflow now."""
@@ -91,3 +107,19 @@ class FlowTrigger(BaseTrigger):
         )
         of_run = states.get(owner.run_id, {})
         return next((str(getattr(state, "value", state)) for state in of_run.values() if state), None)
+
+    def _same_run(self) -> bool:
+        """The lease was granted in this very run; one that another run handed on is that one's."""
+        granted = self.lease.owner
+        return (granted.dag_id, granted.run_id) == (self.owner.dag_id, self.owner.run_id)
+
+    async def run_is_over(self) -> bool:
+        """Whether the DAG run that the owner belongs to has ended."""
+        from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
+
+        owner = self.owner
+        states = ["success", "failed"]
+        count = await asyncio.to_thread(
+            RuntimeTaskInstance.get_dr_count, dag_id=owner.dag_id, run_ids=[owner.run_id], states=states
+        )
+        return count > 0

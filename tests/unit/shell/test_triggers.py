@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from airflow._shared.module_loading import import_string
 
-from raytpu_ops.tpu.errors import Preempted
+from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.triggers.base import FlowTrigger
@@ -44,7 +44,9 @@ class Probe(FlowTrigger):
 
     outcome: Callable[[], dict[str, Any]] = staticmethod(lambda: {"answer": 42})
     state: str | None = "failed"
+    over = False
     stopped = 0
+    given_back = 0
 
     async def flow(self, backend: Any) -> dict[str, Any]:
         return self.outcome()
@@ -54,6 +56,12 @@ class Probe(FlowTrigger):
 
     async def task_state(self) -> str | None:
         return self.state
+
+    async def run_is_over(self) -> bool:
+        return self.over
+
+    async def give_back(self, backend: Any) -> None:
+        self.given_back += 1
 
     async def backend(self) -> Any:
         return None
@@ -104,6 +112,40 @@ async def test_what_lives_on_elsewhere_is_not_stopped(state: str) -> None:
     await probe.on_kill()
 
     assert probe.stopped == 0
+
+
+@pytest.mark.parametrize(("over", "given_back"), [(True, 1), (False, 0)])
+async def test_beyond_dagrun_timeout_the_lease_is_given_back_for_no_teardown_will(over: bool, given_back: int) -> None:
+    """A mark of one task, or of a run whose teardown is to come, gives nothing back."""
+    probe = Probe(**COMMON)
+    probe.state, probe.over = "skipped", over
+
+    await probe.on_kill()
+
+    assert (probe.stopped, probe.given_back) == (1, given_back)
+
+
+async def test_the_lease_is_given_back_even_if_the_work_on_it_cannot_be_stopped() -> None:
+    class Stuck(Probe):
+        async def stop(self, backend: Any) -> None:
+            raise RemoteUnavailable("Ray is away")
+
+    probe = Stuck(**COMMON)
+    probe.over = True
+
+    with pytest.raises(RemoteUnavailable):
+        await probe.on_kill()
+
+    assert probe.given_back == 1
+
+
+async def test_a_lease_of_another_run_is_not_given_back() -> None:
+    probe = Probe(**COMMON | {"owner": {**COMMON["owner"], "run_id": "another"}})
+    probe.over = True
+
+    await probe.on_kill()
+
+    assert (probe.stopped, probe.given_back) == (1, 0)
 
 
 async def test_a_late_kill_after_the_event_stops_nothing() -> None:
