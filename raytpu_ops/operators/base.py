@@ -6,14 +6,16 @@ Not here: any decision about remote state; those are the flows'.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException
 
 from raytpu_ops.tpu.deadlines import Schedule
-from raytpu_ops.tpu.errors import from_event
+from raytpu_ops.tpu.errors import InvalidSpec, from_event
 from raytpu_ops.tpu.lease import Owner
 
 if TYPE_CHECKING:
@@ -66,8 +68,19 @@ def has_template(value: object) -> bool:
     return hasattr(value, "resolve")
 
 
+@contextmanager
+def _no_retry_of_what_cannot_work() -> Iterator[None]:
+    """A value that was refused is refused again in every retry; the person who can change it learns of it now."""
+    try:
+        yield
+    except InvalidSpec as error:
+        raise AirflowFailException(str(error)) from error
+
+
 class RayTpuOperator(BaseOperator):
     """Base of the operators: runs a flow to its end in this process, and ends it when killed.
+
+    Subclasses implement :meth:`begin`. A value that can never work fails the task without retries.
 
     :param deferrable: wait in the triggerer, without a worker slot. On by default.
     """
@@ -78,6 +91,23 @@ class RayTpuOperator(BaseOperator):
         super().__init__(**kwargs)
         self.deferrable = deferrable
         self._flow: asyncio.Task[Any] | None = None
+
+    def execute(self, context: Context) -> Any:
+        """Do what the operator is for, see :meth:`begin`.
+
+        :raises AirflowFailException: for a value that was refused (:class:`InvalidSpec`).
+        """
+        with _no_retry_of_what_cannot_work():
+            return self.begin(context)
+
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Go on after a deferral; what holds for :meth:`execute` holds here."""
+        with _no_retry_of_what_cannot_work():
+            return super().resume_execution(next_method, next_kwargs, context)
+
+    def begin(self, context: Context) -> Any:
+        """What the task does first; its result is the task's, unless it defers."""
+        raise NotImplementedError
 
     def run_flow(self, flow: Coroutine[Any, Any, Result]) -> Result:
         """Run a flow to its end; :meth:`on_kill` cancels it.

@@ -73,7 +73,7 @@ class RaySliceJobOperator(RayTpuOperator):
     def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
         """What runs; ``common`` holds the fields that every work has."""
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def begin(self, context: Context) -> dict[str, Any]:
         """Run the job.
 
         :return: the job's result, with ``submission_id`` and ``lease_id``.

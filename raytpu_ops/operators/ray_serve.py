@@ -81,7 +81,7 @@ class RayServeOperator(RayTpuOperator):
         self.poll_interval = poll_interval
         self._deploying: tuple[Backend, SliceLease] | None = None
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def begin(self, context: Context) -> dict[str, Any]:
         """Deploy and wait."""
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend

@@ -61,7 +61,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
         self.unknown_runs = unknown_runs
         self.deadlines = deadlines
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def begin(self, context: Context) -> dict[str, Any]:
         """Look at every lease, and release what is due until nothing of it is left.
 
         :raises DeadlineExceeded: naming what is left, which still bills.

@@ -90,7 +90,7 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
             # Nothing to be rendered: a mistake shows when the DAG file is parsed, not in the first run.
             self._wanted()
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def begin(self, context: Context) -> dict[str, Any]:
         """Plan, then acquire.
 
         :return: the lease, as plain JSON.
@@ -161,7 +161,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.deadlines = deadlines
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def begin(self, context: Context) -> dict[str, Any]:
         """Release.
 
         :return: ``removed`` and ``left`` (empty), in words.

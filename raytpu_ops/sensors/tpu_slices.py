@@ -54,7 +54,7 @@ class TpuSlicesReadySensor(RayTpuOperator):
         self.deadlines = deadlines
         self.poke_interval = poke_interval
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def begin(self, context: Context) -> dict[str, Any]:
         """Look, and wait where it is not whole yet."""
         from raytpu_ops.flows.leases import wait_whole
 

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
 
 from raytpu_ops import ReapTpuSlicesOperator
 from raytpu_ops.backends.base import Released
-from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec
+from raytpu_ops.tpu.errors import DeadlineExceeded
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -92,6 +93,6 @@ def test_what_is_left_is_an_error_that_names_it(backend: Backend) -> None:
 
 
 def test_a_switch_that_is_none_is_refused(backend: Backend) -> None:
-    with pytest.raises(InvalidSpec, match="perhaps"):
+    with pytest.raises(AirflowFailException, match="perhaps"):
         run(dry_run="perhaps")
     assert len(backend.leases) == 3
