@@ -11,6 +11,11 @@ PYTHON ?=
 # More arguments for the command behind a target: make test ARGS="-k provider -x"
 ARGS   ?=
 
+# Neither make nor Ray, which starts its processes through a shell without quotes, can work there.
+ifneq ($(words $(CURDIR)),1)
+$(error The path of this folder has a space in it ("$(CURDIR)"): move it to one without, Ray cannot start from here)
+endif
+
 # Every Ray process imports ray afresh; without byte code on disk each of them compiles it again.
 unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1

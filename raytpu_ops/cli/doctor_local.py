@@ -35,7 +35,7 @@ def checks(root: Path | None) -> list[Check]:
 
     :param root: root folder of the local backend; None for the user's own.
     """
-    looks: list[Callable[[], Check]] = [_python]
+    looks: list[Callable[[], Check]] = [_python, _python_path]
     looks += [lambda name=name: _package(name) for name in _OLDEST]  # type: ignore[misc]
     looks += [lambda: _root(root), _loopback, _cores, _memory, _bytecode, _dags]
     return [look() for look in looks]
@@ -45,6 +45,16 @@ def _python() -> Check:
     version = ".".join(str(part) for part in sys.version_info[:3])
     ok = sys.version_info >= (3, 11)
     return Check("python", ok, version, "" if ok else "install Python 3.11 or newer")
+
+
+def _python_path() -> Check:
+    from raytpu_ops.backends.local.layout import check_words
+
+    try:
+        check_words("this Python", sys.executable)
+    except RayTpuError as error:
+        return Check("path of python", False, sys.executable, str(error))
+    return Check("path of python", True, sys.executable)
 
 
 def _package(name: str) -> Check:

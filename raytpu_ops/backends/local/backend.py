@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.util
 import logging
 import os
+import sys
 from collections.abc import Collection, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -25,7 +26,7 @@ from raytpu_ops.backends.base import Plan, Released
 from raytpu_ops.backends.local import health
 from raytpu_ops.backends.local.cluster import Cluster
 from raytpu_ops.backends.local.commands import RAY_START, Commands
-from raytpu_ops.backends.local.layout import HEAD, Root
+from raytpu_ops.backends.local.layout import HEAD, Root, check_words
 from raytpu_ops.backends.local.record import LeaseRecord, read_token
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
@@ -86,10 +87,11 @@ class LocalBackend:
         """Check Ray, the root folder and this machine's size; nothing is touched.
 
         :raises InvalidSpec: more hosts than this machine may play, or a root that is too long.
-        :raises Misconfigured: Ray is missing or too old, or the root is not ours.
+        :raises Misconfigured: Ray is missing or too old, the root is not ours, or a path has a space in it.
         """
         if self._needs_ray:
             _check_ray()
+            check_words("this Python", sys.executable)
         self.root.check()
         if spec.hosts > self._max_hosts:
             raise InvalidSpec(

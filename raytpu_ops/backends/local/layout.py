@@ -11,6 +11,7 @@ import base64
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import stat
 import sys
@@ -49,6 +50,19 @@ def default_root() -> Path:
     return Path(temp) / f"raytpu-{os.getuid()}"
 
 
+def check_words(what: str, path: str | os.PathLike[str]) -> None:
+    """Refuse a path that Ray cannot start processes with: it puts paths into command lines without quotes.
+
+    :param what: what the path is, for the error.
+    :raises Misconfigured: naming the path.
+    """
+    if found := re.search(r"[^\w@%+=:,./~-]", os.fspath(path)):
+        raise Misconfigured(
+            f"{what} {os.fspath(path)!r} has {found.group()!r} in it: Ray starts its processes through a shell without "
+            "quotes and would look for something else; use a path without spaces and the like"
+        )
+
+
 def short_name(lease_id: str) -> str:
     """The name of a lease's folder: six letters of its digest, because socket paths are short."""
     digest = hashlib.sha256(lease_id.encode()).digest()
@@ -68,8 +82,9 @@ class Root:
         """Check that the root can be used, without creating it.
 
         :raises InvalidSpec: when its path is too long for Ray's sockets.
-        :raises Misconfigured: when it is not ours alone, or could not be created.
+        :raises Misconfigured: when it is not ours alone, could not be created, or has a space in its path.
         """
+        check_words("local root", self.path)
         room = _LIMIT - len(_LONGEST_SOCKET) - len(f"/{short_name('')}/{HEAD}")
         if len(os.fsencode(self.path)) > room:
             raise InvalidSpec(
@@ -90,6 +105,15 @@ class Root:
                 f"local root {self.path} must be a folder of this user that nobody else may enter (mode 0700), it has "
                 f"mode {stat.filemode(status.st_mode)} and owner {status.st_uid}; set {ROOT_VARIABLE} to another one"
             )
+
+    def check_ours(self) -> None:
+        """Check that it is a root, or can become one: a slip of the tongue must not look like a root without leases.
+
+        :raises InvalidSpec: when the folder is there, with things in it that are not ours; else as :meth:`check`.
+        """
+        self.check()
+        if self.path.is_dir() and any(self.path.iterdir()) and not (self.path / f"{ROOT_LOCK}{_LOCKS}").exists():
+            raise InvalidSpec(f"{self.path} is no root of the local backend: what is in it is not ours")
 
     def ensure(self) -> None:
         """Check the root and create it where it is missing."""

@@ -89,6 +89,14 @@ async def test_a_ray_that_is_too_old_is_named(root: Path, monkeypatch: pytest.Mo
         await LocalBackend(root).plan(SPEC, capacity.ladder(), lease_for=HOUR)
 
 
+async def test_a_python_that_ray_cannot_start_is_refused_before_anything_starts(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/opt/my env/bin/python")
+    with pytest.raises(Misconfigured, match="this Python '/opt/my env/bin/python'"):
+        await LocalBackend(root).plan(SliceSpec.of("v4", "2x2x1"), capacity.ladder(), lease_for=timedelta(hours=1))
+
+
 async def test_leases_are_found_by_owner_and_labels(backend: LocalBackend, plan: Plan, owner: Owner) -> None:
     other = owner.model_copy(update={"dag_id": "other"})
     lease, second = await backend.acquire(plan, owner), await backend.acquire(plan, other)

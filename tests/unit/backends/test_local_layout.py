@@ -146,3 +146,22 @@ def test_a_port_that_somebody_listens_on_is_not_chosen() -> None:
         assert not addresses.is_free(first)
         assert next(addresses.free_ports("lease-a", set())) != first
     assert next(addresses.free_ports("lease-a", {first})) != first
+
+
+def test_a_path_that_ray_cannot_start_from_is_refused_by_name(root: Path) -> None:
+    with pytest.raises(Misconfigured, match=r"this Python '/opt/my env/bin/python' has ' ' in it"):
+        layout.check_words("this Python", "/opt/my env/bin/python")
+    with pytest.raises(Misconfigured, match="local root"):
+        Root(root / "a b").check()
+    layout.check_words("this Python", "/opt/größe_1.2/~x/py-3.11@a+b/bin/python")
+
+
+def test_a_folder_with_other_things_is_no_root(root: Path) -> None:
+    place = Root(root)
+    place.check_ours()
+    (root / "notes.txt").touch()
+    with pytest.raises(InvalidSpec, match="is no root of the local backend"):
+        place.check_ours()
+    with place.locked(layout.ROOT_LOCK):
+        pass
+    place.check_ours()
