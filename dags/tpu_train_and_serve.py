@@ -35,17 +35,38 @@ BATCH = 30
     params={
         "backend": Param("local", enum=["local", "gke"], title="Backend", description="Who grants the slices."),
         "generation": Param(
-            "v4", enum=["v4", "v5e", "v5p", "v6e", "7x"], title="Generation", description="Of the TPU."
+            "v4",
+            enum=["v4", "v5e", "v5p", "v6e", "7x"],
+            title="Generation",
+            description="Of the TPU. The topology must be one of this generation: change both together.",
         ),
         "topology": Param(
             "2x2x2",
             type="string",
             pattern=r"^[0-9]+x[0-9]+(x[0-9]+)?$",
             title="Topology",
-            description="Of each slice: 2x2x2 is two hosts of four chips each.",
+            description="Of each slice. v4, v5p, 7x: three numbers, such as 2x2x1 (one host), 2x2x2 (two), 2x2x4 "
+            "(four). v5e, v6e: two numbers, such as 2x2 (one host), 4x4 (four), 4x8 (eight). "
+            "`raytpu shapes` lists all.",
         ),
-        "slices": Param(2, type="integer", minimum=1, maximum=8, title="Slices", description="How many to train on."),
-        "epochs": Param(8, type="integer", minimum=1, maximum=100, title="Epochs", description="Of training."),
+        "slices": Param(
+            2,
+            type="integer",
+            minimum=1,
+            maximum=8,
+            title="Slices",
+            description="How many to train on; the model is served from one of them.",
+        ),
+        "epochs": Param(
+            8,
+            type="integer",
+            minimum=1,
+            maximum=100,
+            title="Epochs",
+            description="Of training. Below 6 the model is not good enough and the run is red by design: an accuracy "
+            f"of {WANTED_ACCURACY} is wanted. That is for four hosts or fewer; eight need 12, sixteen 25: a step's "
+            "batch grows with the hosts, so an epoch has fewer steps.",
+        ),
     },
 )
 def tpu_train_and_serve() -> None:
