@@ -7,11 +7,14 @@ import sys
 
 def main() -> None:
     """Entry point of the ``raytpu`` command; an error of ours is one line, not a traceback."""
-    from raytpu_ops.cli.app import app
-    from raytpu_ops.tpu.errors import RayTpuError
-
     try:
-        app(prog_name="raytpu")
-    except RayTpuError as error:
-        print(f"raytpu: {error}", file=sys.stderr)
-        sys.exit(1)
+        from raytpu_ops.cli.app import app
+        from raytpu_ops.tpu.errors import RayTpuError
+
+        try:
+            app(prog_name="raytpu")
+        except RayTpuError as error:
+            print(f"raytpu: {error}", file=sys.stderr)
+            sys.exit(1)
+    except KeyboardInterrupt:  # so early that nothing was begun: the imports take a moment
+        sys.exit(130)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -19,11 +19,25 @@ fault_app = typer.Typer(
 )
 app.add_typer(fault_app, name="fault")
 
+
+def _checked_root(root: Path | None) -> Path | None:
+    """Refuse a folder that is no root of ours: it would look like one without leases."""
+    if root is not None:
+        from raytpu_ops.backends.local.layout import Root as LocalRoot
+
+        LocalRoot(root).check_ours()
+    return root
+
+
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-Root = Annotated[
-    Path | None,
-    typer.Option("--root", help="Root folder of the local backend.", envvar="RAYTPU_LOCAL_ROOT", show_default=False),
-]
+_ROOT: dict[str, Any] = {
+    "help": "Root folder of the local backend.",
+    "envvar": "RAYTPU_LOCAL_ROOT",
+    "show_default": False,
+}
+Root = Annotated[Path | None, typer.Option("--root", callback=_checked_root, **_ROOT)]
+#: The doctor says itself what is wrong with one.
+AnyRoot = Annotated[Path | None, typer.Option("--root", **_ROOT)]
 Slice = Annotated[int, typer.Option("--slice", min=0, help="Number of the slice in the lease.")]
 Worker = Annotated[int, typer.Option("--worker", min=0, help="Worker id of the host in its slice.")]
 Times = Annotated[int, typer.Option("--times", min=1, help="How many of the next leases it strikes.")]
@@ -96,7 +110,7 @@ def ui(
 @app.command()
 def doctor(
     backend: Backend = "local",
-    root: Root = None,
+    root: AnyRoot = None,
     kubeconfig: Annotated[
         str | None, typer.Option("--kubeconfig", help="gke: the file; default $KUBECONFIG.", show_default=False)
     ] = None,

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from raytpu_ops.backends.base import Released
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import leases
-from raytpu_ops.tpu.errors import RemoteUnavailable
+from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
 from raytpu_ops.tpu.shapes import catalogue
@@ -138,6 +138,13 @@ def test_a_lease_whose_ray_does_not_answer_is_listed_all_the_same(backend: Backe
 def test_no_leases(short_dir: Path):
     assert run("leases", "--root", str(short_dir / "r")).strip() == "no leases"
     assert json.loads(run("leases", "--json", "--root", str(short_dir / "r"))) == []
+
+
+@pytest.mark.parametrize("root", ["/etc", ""])
+def test_what_is_no_root_is_refused(root: str):
+    """It would look like a root without leases."""
+    with pytest.raises(Misconfigured, match="local root"):
+        run("leases", "--root", root)
 
 
 def test_release_says_what_is_gone_and_what_is_left(backend: Backend):
