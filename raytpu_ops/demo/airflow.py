@@ -22,6 +22,7 @@ import psutil
 from raytpu_ops.demo.airflow_api import AirflowApi
 from raytpu_ops.demo.airflow_config import USERNAME, Settings, environment, write_config
 from raytpu_ops.demo.guard import Guard
+from raytpu_ops.demo.home import lock_home
 from raytpu_ops.demo.places import short_temp
 from raytpu_ops.demo.processes import KEEP_ENVIRONMENT_READABLE, end, end_marked, free_port, marked, tail
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured
@@ -53,6 +54,7 @@ class AirflowInstance:
     :param local_root: root of the local backend whose leases die with us when we are killed.
     :param temporary: folders (the home, for one) that are removed when we are killed. :meth:`stop`
         leaves them alone.
+    :raises Misconfigured: the home cannot be made, or another process has an Airflow over it.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class AirflowInstance:
         temporary: Sequence[Path] = (),
     ) -> None:
         self.home = home.absolute()
+        self._lock: IO[str] | None = lock_home(self.home)
         self.port = port or free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.username = USERNAME
@@ -107,6 +110,7 @@ class AirflowInstance:
         :raises DeadlineExceeded: naming the components that are not healthy.
         """
         until = time.monotonic() + deadline_s
+        self._lock = self._lock or lock_home(self.home)
         (self.home / "logs").mkdir(parents=True, exist_ok=True)
         self.temp.mkdir(mode=0o700)
         self._guard = Guard(
@@ -189,6 +193,9 @@ class AirflowInstance:
         if self._guard is not None:
             self._guard.dismiss()
             self._guard = None
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
         return [f"process {process.pid} of Airflow" for process in left]
 
     def ended(self) -> list[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import raytpu_ops
@@ -27,6 +30,16 @@ def example_dags() -> Path:
 def temporary_folder() -> Path:
     """A private folder with a short path, for a local backend's root."""
     return Path(tempfile.mkdtemp(prefix="rtd-", dir=short_temp()))
+
+
+@contextmanager
+def removed_on_error(folder: Path) -> Iterator[None]:
+    """Inside, whatever is raised removes the folder: nobody else has begun to clean up yet."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
 
 
 def short_temp() -> Path:

@@ -18,7 +18,7 @@ from raytpu_ops.demo.airflow_api import AirflowApi
 from raytpu_ops.demo.leases import release_all
 from raytpu_ops.demo.leftovers import left_behind
 from raytpu_ops.demo.pipeline import PHASES, Finished, Snapshot, run_pipeline
-from raytpu_ops.demo.places import DAG_ID, example_dags, temporary_folder
+from raytpu_ops.demo.places import DAG_ID, example_dags, removed_on_error, temporary_folder
 from raytpu_ops.demo.report import Progress, print_report, progress
 from raytpu_ops.demo.signals import INTERRUPTED, ctrl_c_ignored, ends_like_ctrl_c
 from raytpu_ops.tpu.errors import RayTpuError
@@ -38,13 +38,14 @@ def run_demo(console: Console, params: dict[str, Any], *, home: Path | None, pla
     place = temporary_folder()
     base = home.absolute() if home else place
     local_root = place / "local"
-    instance = AirflowInstance(
-        base / "airflow",
-        example_dags(),
-        env={"RAYTPU_LOCAL_ROOT": str(local_root), "RAYTPU_DEMO_STORAGE": str(base / "storage")},
-        local_root=local_root,
-        temporary=[place],
-    )
+    with removed_on_error(place):
+        instance = AirflowInstance(
+            base / "airflow",
+            example_dags(),
+            env={"RAYTPU_LOCAL_ROOT": str(local_root), "RAYTPU_DEMO_STORAGE": str(base / "storage")},
+            local_root=local_root,
+            temporary=[place],
+        )
     run: Finished | None = None
     trouble: str | None = None
     code = 1

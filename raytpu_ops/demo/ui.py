@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.console import Console
 
 from raytpu_ops.demo.airflow import AirflowInstance
 from raytpu_ops.demo.leases import release_all
-from raytpu_ops.demo.places import DAG_ID, example_dags, temporary_folder
+from raytpu_ops.demo.places import DAG_ID, example_dags, removed_on_error, temporary_folder
 from raytpu_ops.demo.signals import ctrl_c_ignored, ends_like_ctrl_c
 from raytpu_ops.tpu.errors import RayTpuError
 
@@ -27,16 +28,17 @@ def run_ui(console: Console, *, home: Path, port: int | None) -> int:
     env = {"RAYTPU_LOCAL_ROOT": str(local_root), "RAYTPU_DEMO_STORAGE": str(home.absolute() / "storage")}
     if schedule := os.environ.get("RAYTPU_DEMO_SCHEDULE"):
         env["RAYTPU_DEMO_SCHEDULE"] = schedule
-    instance = AirflowInstance(
-        home,
-        example_dags(),
-        port=port,
-        env=env,
-        # The example DAGs run when somebody asks for it; paused, they would only look broken.
-        settings={"core": {"dags_are_paused_at_creation": "False"}},
-        local_root=local_root,
-        temporary=[place],
-    )
+    with removed_on_error(place):
+        instance = AirflowInstance(
+            home,
+            example_dags(),
+            port=port,
+            env=env,
+            # The example DAGs run when somebody asks for it; paused, they would only look broken.
+            settings={"core": {"dags_are_paused_at_creation": "False"}},
+            local_root=local_root,
+            temporary=[place],
+        )
     code = 0
     try:
         with ends_like_ctrl_c():
@@ -64,11 +66,17 @@ def _welcome(console: Console, instance: AirflowInstance, local_root: Path) -> N
         f"  user {instance.username}, password {instance.password}",
         "  trigger the DAG there; its form has generation, topology, slices and epochs",
         "From another terminal, its leases and faults for them:",
-        f"  raytpu leases --root {local_root}",
-        f"  raytpu fault slow-host --root {local_root}",
+        f"  {_command()} leases --root {local_root}",
+        f"  {_command()} fault slow-host --root {local_root}",
+        f"Your own DAGs: put their files into {example_dags()}",
         "Ctrl-C stops it and releases whatever its runs hold.",
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _command() -> str:
+    """The raytpu command as a shell finds it: by its path where it is not on PATH, as in a checkout's .venv."""
+    return "raytpu" if shutil.which("raytpu") else str(Path(sys.executable).with_name("raytpu"))
 
 
 def _clean_up(console: Console, instance: AirflowInstance, local_root: Path, place: Path) -> list[str]:

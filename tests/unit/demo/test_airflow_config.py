@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import stat
+import subprocess
+import sys
 from configparser import ConfigParser
 from pathlib import Path
 
@@ -10,6 +13,8 @@ import pytest
 
 from raytpu_ops.demo.airflow import MARK, AirflowInstance
 from raytpu_ops.demo.airflow_config import environment, write_config
+from raytpu_ops.demo.home import lock_home
+from raytpu_ops.tpu.errors import Misconfigured
 
 
 def read(home: Path) -> ConfigParser:
@@ -102,3 +107,29 @@ def test_an_instance_marks_its_processes_and_hides_its_password(tmp_path: Path):
     for instance in (one, other):
         assert instance.stop() == []
         assert not instance.temp.exists()
+
+
+def test_a_home_that_an_airflow_uses_is_refused_and_left_as_it_is(tmp_path: Path):
+    one = AirflowInstance(tmp_path / "home", tmp_path)
+    before = (tmp_path / "home" / "airflow.cfg").read_text()
+    with pytest.raises(Misconfigured, match=f"{tmp_path / 'home'} is up already, started by process {os.getpid()}"):
+        AirflowInstance(tmp_path / "home", tmp_path)
+    assert (tmp_path / "home" / "airflow.cfg").read_text() == before
+    assert one.stop() == []
+    assert AirflowInstance(tmp_path / "home", tmp_path).stop() == []
+
+
+def test_a_home_whose_holder_was_killed_is_free(tmp_path: Path):
+    code = f"""
+import os, pathlib
+from raytpu_ops.demo.home import lock_home
+held = lock_home(pathlib.Path({str(tmp_path)!r}))
+os.kill(os.getpid(), 9)
+"""
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == -9
+    lock_home(tmp_path).close()
+
+
+def test_a_home_that_cannot_be_made_is_one_line():
+    with pytest.raises(Misconfigured, match="^/proc/x can't be Airflow's home"):
+        lock_home(Path("/proc/x"))
