@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, field_validator
@@ -10,7 +11,7 @@ from raytpu_ops.backends.base import Backend
 from raytpu_ops.flows.leases import Say, reach, stands, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_serve
-from raytpu_ops.ray.states import ServeStatus
+from raytpu_ops.ray.states import ServeApplication, ServeStatus
 from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
@@ -30,6 +31,7 @@ class ServeRequest(BaseModel):
     :param runtime_env: Ray's runtime environment.
     :param schedule: how long it may take until the slices are whole, and then until it answers.
     :param poll_s: seconds between two looks.
+    :param owner: whose it is, the same over retries and runs; no other task deploys over it.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -41,6 +43,7 @@ class ServeRequest(BaseModel):
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     schedule: Schedule
     poll_s: float = Field(default=1.0, gt=0)
+    owner: str = ""
 
     @field_validator("app")
     @classmethod
@@ -54,7 +57,7 @@ class ServeRequest(BaseModel):
             "name": self.name,
             "import_path": BUILDER,
             "route_prefix": self.route_prefix,
-            "args": {"app": self.app, "args": self.args, "slice": spec},
+            "args": {"app": self.app, "args": self.args, "slice": spec, "owner": self.owner},
             "runtime_env": self.runtime_env,
         }
 
@@ -63,6 +66,7 @@ async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, 
     """Deploy the application and wait until it runs; one that runs with the same config stays as it is.
 
     :return: ``application``, ``url``, ``route_prefix``, ``deployments`` and ``lease_id``, as plain JSON.
+    :raises Misconfigured: the name is taken by another task's application.
     :raises UserCodeFailed: the application could not be built or its replicas do not come up.
     :raises DeadlineExceeded: it did not run in time.
     """
@@ -85,6 +89,8 @@ async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, 
             slices_whole=lambda: stands(backend, lease),
             poll_s=request.poll_s,
         )
+        # Of two tasks that deploy at the same moment each has seen nothing of the other; the later one has it.
+        _refuse_anothers(application, request.owner, lease)
     base = lease.ray.serve_address or ""
     return {
         "application": request.name,
@@ -97,6 +103,7 @@ async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, 
 
 async def _deploy(client: RayClient, lease: SliceLease, request: ServeRequest, say: Say) -> None:
     there = (await client.serve_applications()).get(request.name)
+    _refuse_anothers(there, request.owner, lease)
     if there is not None and there.status in (ServeStatus.DEPLOY_FAILED, ServeStatus.UNHEALTHY):
         # Serve keeps the failed one when the same config comes again; a retry means a new start.
         say(f"Application {request.name} is {there.status_word}: removed, to start afresh")
@@ -117,8 +124,29 @@ def http_options(lease: SliceLease) -> dict[str, Any]:
     return {"host": address.hostname, "port": address.port}
 
 
-async def remove_application(backend: Backend, lease: SliceLease, name: str) -> str:
-    """Take an application away; what came of it, in words."""
+def owner_in(application: ServeApplication) -> str:
+    """Whose application it is; empty for one that no task of ours deployed."""
+    args = (application.config or {}).get("args")
+    return str(args.get("owner") or "") if isinstance(args, Mapping) else ""
+
+
+def _refuse_anothers(there: ServeApplication | None, owner: str, lease: SliceLease) -> None:
+    if there is None or not owner or owner_in(there) in ("", owner):
+        return
+    raise Misconfigured(
+        f"application {there.name} on lease {lease.id} is {owner_in(there)}'s, and {owner} would replace it: "
+        "give each task a name of its own"
+    )
+
+
+async def remove_application(backend: Backend, lease: SliceLease, name: str, owner: str = "") -> str:
+    """Take an application away; what came of it, in words.
+
+    :param owner: whose it must be; another's stays.
+    """
     async with backend.ray(lease) as client:
+        there = (await client.serve_applications()).get(name)
+        if there is not None and owner and owner_in(there) not in ("", owner):
+            return f"application {name}: is {owner_in(there)}'s, left as it is"
         removed = await client.delete_application(name)
     return f"application {name}: {'removed' if removed else 'was not there'}"

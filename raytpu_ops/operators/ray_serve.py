@@ -31,7 +31,8 @@ class RayServeOperator(RayTpuOperator):
     :param app: ``module:builder`` of the user's code; the builder takes ``args`` and returns a Serve
         application, such as ``raytpu_ops.runtime.serve.slice_app(…)``. (templated)
     :param args: plain JSON for the builder. (templated)
-    :param name: the application's name, unique on its lease. (templated)
+    :param name: the application's name, unique on its lease; by default the task's id, with the index where
+        it is mapped. (templated)
     :param route_prefix: the path below which it answers, ``/NAME`` by default. (templated)
     :param working_dir: folder with the user's code, or a URI that Ray takes. (templated)
     :param runtime_env: Ray's runtime environment. (templated)
@@ -73,19 +74,19 @@ class RayServeOperator(RayTpuOperator):
         self.lease = lease
         self.app = app
         self.args = args
-        self.name = name or self.task_id.replace(".", "-")
+        self.name = name
         self.route_prefix = route_prefix
         self.working_dir = working_dir
         self.runtime_env = runtime_env
         self.deadlines = deadlines
         self.poll_interval = poll_interval
-        self._deploying: tuple[Backend, SliceLease] | None = None
+        self._deploying: tuple[Backend, SliceLease, str, str] | None = None
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Deploy and wait."""
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
-        self._checked(Schedule.start(self.deadlines))
+        self._checked(context, Schedule.start(self.deadlines))
         self.defer_until_whole(context, backend, lease, self.deadlines)
         return self.proceed(context)
 
@@ -95,8 +96,8 @@ class RayServeOperator(RayTpuOperator):
 
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
-        request = self._request(backend, lease)
-        self._deploying = (backend, lease)
+        request = self._request(context, backend, lease)
+        self._deploying = (backend, lease, request.name, request.owner)
         context["ti"].xcom_push(key=DASHBOARD_KEY, value=f"{lease.ray.address}/#/serve")
 
         def trigger() -> RayServeTrigger:
@@ -115,24 +116,30 @@ class RayServeOperator(RayTpuOperator):
             deferred=self.deferrable,
         )
 
-    def _checked(self, schedule: Schedule) -> ServeRequest:
+    def _checked(self, context: Context, schedule: Schedule) -> ServeRequest:
         from raytpu_ops.flows.serving import ServeRequest
 
+        owner = owner_of(context)
+        mapped = owner.map_index >= 0
+        default = self.task_id.replace(".", "-") + (f"-{owner.map_index}" if mapped else "")
+        name = self.name or default
         fields = {
-            "name": self.name,
+            "name": name,
+            # Without the run: the next run of the same task may replace what this one serves.
+            "owner": f"{owner.dag_id}/{owner.task_id}" + (f"[{owner.map_index}]" if mapped else ""),
             "app": target_of(self.app, "app"),
             "args": dict(self.args or {}),
-            "route_prefix": self.route_prefix or f"/{self.name}",
+            "route_prefix": self.route_prefix or f"/{name}",
             "schedule": schedule,
             "poll_s": self.poll_interval,
         }
         return read(ServeRequest, fields, "RayServeOperator")
 
-    def _request(self, backend: Backend, lease: SliceLease) -> ServeRequest:
+    def _request(self, context: Context, backend: Backend, lease: SliceLease) -> ServeRequest:
         from raytpu_ops.flows.packages import runtime_env_with
 
         schedule, say = Schedule.start(self.deadlines), self.log.info
-        request = self._checked(schedule)
+        request = self._checked(context, schedule)
         runtime_env = self.run_flow(
             runtime_env_with(backend, lease, self.runtime_env, self.working_dir, schedule=schedule, say=say)
         )
@@ -149,4 +156,4 @@ class RayServeOperator(RayTpuOperator):
             return
         from raytpu_ops.flows.serving import remove_application
 
-        self.log.info("%s", await remove_application(*self._deploying, self.name))
+        self.log.info("%s", await remove_application(*self._deploying))

@@ -40,7 +40,8 @@ def build(args: dict[str, Any]) -> Any:
     """What Serve imports: the user's application, built for the slices of a lease.
 
     :param args: ``app``, the user's ``module:builder``; ``args``, plain JSON that it is called with;
-        ``slice``, a :class:`SliceSpec` as JSON.
+        ``slice``, a :class:`SliceSpec` as JSON. What else is there, such as ``owner``, is for those who
+        look at the application's config.
     :raises UserCodeFailed: when the builder is not there or returns something else.
     """
     from ray.serve import Application

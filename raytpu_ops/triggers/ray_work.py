@@ -125,4 +125,6 @@ class RayServeTrigger(RequestTrigger):
         """Take the application away: it holds a slice."""
         from raytpu_ops.flows.serving import remove_application
 
-        self.log.info("%s", await remove_application(backend, self.lease, self.request["name"]))
+        self.log.info(
+            "%s", await remove_application(backend, self.lease, self.request["name"], self.request.get("owner", ""))
+        )

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from raytpu_ops.flows.serving import ServeRequest, http_options, remove_application, run_serve
-from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, UserCodeFailed
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, UserCodeFailed
 from raytpu_ops.tpu.problems import read
 from tests.unit.flows.conftest import schedule
 from tests.unit.ray.fake_ray import application_row
@@ -124,3 +124,44 @@ def test_serve_listens_where_the_lease_says_and_else_at_its_address(lease):
         update={"serve_address": "https://api/x:serve/proxy", "serve_listens": "0.0.0.0:8000"}
     )
     assert http_options(lease.model_copy(update={"ray": behind})) == {"host": "0.0.0.0", "port": 8000}
+
+
+async def test_no_task_deploys_over_the_application_of_another(ray, backend, lease):
+    """The message names both; what serves goes on serving, even where it failed."""
+    ray.serve_steps.extend([nothing, nothing, turns("digits", "RUNNING")])
+    await run_serve(backend, lease, request(owner="d/first"), say=print)
+    deployed = len(ray.deployed)
+
+    with pytest.raises(Misconfigured, match="digits.* is d/first's, and d/second would replace it"):
+        await run_serve(backend, lease, request(owner="d/second"), say=print)
+
+    assert len(ray.deployed) == deployed
+    assert ray.serve["applications"]["digits"]["deployed_app_config"]["args"]["owner"] == "d/first"
+
+
+async def test_of_two_that_deploy_at_the_same_moment_one_is_red(ray, backend, lease):
+    def anothers(serve: dict[str, Any]) -> None:
+        config = serve["applications"]["digits"]["deployed_app_config"]
+        config = {**config, "args": {**config["args"], "owner": "d/each[1]"}}
+        serve["applications"]["digits"] = application_row("digits", "RUNNING", config=config)
+
+    ray.serve_steps.extend([nothing, nothing, nothing, anothers])
+
+    with pytest.raises(Misconfigured, match=r"is d/each\[1\]'s, and d/each\[0\] would replace it"):
+        await run_serve(backend, lease, request(owner="d/each[0]"), say=print)
+
+
+async def test_the_next_run_of_the_same_task_may_replace_its_own(ray, backend, lease):
+    for checkpoint in ("/c", "/d"):
+        ray.serve_steps.extend([nothing, nothing, turns("digits", "RUNNING")])
+        await run_serve(backend, lease, request(owner="d/serve", args={"checkpoint": checkpoint}), say=print)
+
+    assert ray.deployed[-1]["applications"][0]["args"]["args"] == {"checkpoint": "/d"}
+
+
+async def test_the_application_of_another_task_is_not_taken_away(ray, backend, lease):
+    ray.serve_steps.extend([nothing, nothing, turns("digits", "RUNNING")])
+    await run_serve(backend, lease, request(owner="d/first"), say=print)
+
+    assert "is d/first's" in await remove_application(backend, lease, "digits", "d/second")
+    assert await remove_application(backend, lease, "digits", "d/first") == "application digits: removed"

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException
 
+from raytpu_ops import RayServeOperator
 from raytpu_ops.operators.base import RayTpuOperator
+from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
 
 
@@ -52,3 +54,32 @@ def test_anything_else_may_be_retried(error: Exception, resumed: bool) -> None:
         fail(error, resumed=resumed)
 
     assert caught.value is error
+
+
+class Instance:
+    """A running task instance."""
+
+    dag_id, run_id, task_id = "d", "r", "g.serve"
+
+    def __init__(self, map_index: int) -> None:
+        self.map_index = map_index
+
+
+@pytest.mark.parametrize(
+    ("map_index", "name", "expected"),
+    [
+        (-1, None, ("g-serve", "/g-serve", "d/g.serve")),
+        (3, None, ("g-serve-3", "/g-serve-3", "d/g.serve[3]")),
+        (3, "digits", ("digits", "/digits", "d/g.serve[3]")),
+    ],
+)
+def test_applications_of_mapped_tasks_have_names_of_their_own(
+    map_index: int, name: str | None, expected: tuple[str, str, str]
+) -> None:
+    with DAG("d", schedule=None), TaskGroup("g"):
+        task = RayServeOperator(task_id="serve", lease=None, app="m:app", name=name)
+    context: Any = {"ti": Instance(map_index)}
+
+    request = task._checked(context, Schedule.start(None))
+
+    assert (request.name, request.route_prefix, request.owner) == expected
