@@ -44,6 +44,13 @@ Times = Annotated[int, typer.Option("--times", min=1, help="How many of the next
 
 
 Backend = Annotated[str, typer.Option("--backend", help="Which backend.")]
+Kubeconfig = Annotated[
+    str | None, typer.Option("--kubeconfig", help="gke: the file; default $KUBECONFIG.", show_default=False)
+]
+Context = Annotated[
+    str | None, typer.Option("--context", help="gke: of the kubeconfig; default its own.", show_default=False)
+]
+Namespace = Annotated[str | None, typer.Option("--namespace", help="gke: of the RayClusters.", show_default="default")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -111,15 +118,9 @@ def ui(
 def doctor(
     backend: Backend = "local",
     root: AnyRoot = None,
-    kubeconfig: Annotated[
-        str | None, typer.Option("--kubeconfig", help="gke: the file; default $KUBECONFIG.", show_default=False)
-    ] = None,
-    context: Annotated[
-        str | None, typer.Option("--context", help="gke: of the kubeconfig; default its own.", show_default=False)
-    ] = None,
-    namespace: Annotated[
-        str | None, typer.Option("--namespace", help="gke: of the RayClusters.", show_default="default")
-    ] = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
     as_json: Json = False,
 ) -> None:
     """Check what a backend needs, of this machine or of a cluster; say what is missing and how to get it."""
@@ -141,11 +142,20 @@ def shapes(
 
 
 @app.command()
-def leases(backend: Backend = "local", root: Root = None, as_json: Json = False) -> None:
+def leases(
+    backend: Backend = "local",
+    root: Root = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    as_json: Json = False,
+    verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what is missing, too.")] = False,
+) -> None:
     """List the leases there are, found on the real objects."""
+    from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import show
 
-    show(backend, root, as_json=as_json)
+    show(Where(backend, root, kubeconfig, context, namespace), as_json=as_json, verbose=verbose)
 
 
 @app.command()
@@ -153,11 +163,31 @@ def release(
     lease: Annotated[str, typer.Argument(help="The lease's id, as `raytpu leases` shows it.")],
     backend: Backend = "local",
     root: Root = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
 ) -> None:
     """Give a lease back."""
+    from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import release as give_back
 
-    sys.exit(give_back(lease, backend, root))
+    sys.exit(give_back(lease, Where(backend, root, kubeconfig, context, namespace)))
+
+
+@app.command()
+def reap(
+    backend: Backend = "local",
+    root: Root = None,
+    kubeconfig: Kubeconfig = None,
+    context: Context = None,
+    namespace: Namespace = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Release nothing, say what would be.")] = False,
+) -> None:
+    """Give back every lease that has expired."""
+    from raytpu_ops.cli.backends import Where
+    from raytpu_ops.cli.leases import reap as reap_expired
+
+    sys.exit(reap_expired(Where(backend, root, kubeconfig, context, namespace), dry_run=dry_run))
 
 
 @fault_app.command("no-capacity")

@@ -1,65 +1,113 @@
-"""``raytpu leases`` and ``raytpu release``: what a backend shows, and how a person gives it back."""
+"""``raytpu leases``, ``release`` and ``reap``: what a backend shows, and how a person gives it back."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from raytpu_ops.backends.base import Backend, make_backend
+from raytpu_ops.backends.base import Backend
+from raytpu_ops.cli.backends import Where
+from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 
+if TYPE_CHECKING:
+    from rich.console import Console
 
-def show(backend_name: str, root: Path | None, *, as_json: bool) -> None:
+#: What a line of the table needs beside the lease's id; below that each lease gets lines of its own.
+_BESIDE_ID = 76
+_HEADS = ("lease", "owner", "slices", "age", "expires in", "whole?")
+
+
+def show(where: Where, *, as_json: bool, verbose: bool = False) -> None:
     """Print the leases.
 
-    :param backend_name: the backend that is asked.
-    :param root: root folder of the local backend; None for the user's own.
+    :param where: the backend that is asked.
+    :param verbose: everything that is missing, too.
     """
-    rows = asyncio.run(_rows(_backend(backend_name, root)))
+    rows = asyncio.run(_rows(where.open()))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     from rich.console import Console
-    from rich.table import Table
 
-    console = Console()
+    console = Console(highlight=False)
     if not rows:
-        console.print("no leases", highlight=False)
+        console.print("no leases")
+        return
+    _print(console, rows, verbose=verbose)
+
+
+def _print(console: Console, rows: list[dict[str, Any]], *, verbose: bool) -> None:
+    """A table, or where that is too narrow for an id that can be copied, a few lines for each lease."""
+    from rich.table import Table
+    from rich.text import Text
+
+    now = datetime.now(UTC)
+    cells = [_cells(row, now, verbose=verbose) for row in rows]
+    longest = max(len(row["id"]) for row in rows)
+    if console.width < longest + _BESIDE_ID:
+        for one in cells:
+            print(one[0])
+            for name, value in zip(_HEADS[1:], one[1:], strict=True):
+                print(f"    {name:<12}{value}")
         return
     table = Table()
-    for name in ("lease", "owner", "slices", "age", "expires in", "whole"):
-        table.add_column(name, overflow="fold")
-    now = datetime.now(UTC)
-    for row in rows:
-        age = now - datetime.fromisoformat(row["granted_at"])
-        rest = datetime.fromisoformat(row["expires_at"]) - now
-        table.add_row(
-            row["id"],
-            row["owner"],
-            row["slices"],
-            _words(age),
-            _words(rest) if rest > timedelta(0) else "expired",
-            row["readiness"],
-        )
+    for name in _HEADS:
+        table.add_column(name, no_wrap=name != "whole?" and name != "owner", overflow="fold")
+    for one in cells:
+        table.add_row(*(Text(cell) for cell in one))
     console.print(table)
 
 
-def release(lease_id: str, backend_name: str, root: Path | None) -> int:
+def _cells(row: dict[str, Any], now: datetime, *, verbose: bool) -> tuple[str, ...]:
+    age = now - datetime.fromisoformat(row["granted_at"])
+    rest = datetime.fromisoformat(row["expires_at"]) - now
+    short = {True: "yes", False: "no", None: "unknown"}[row["whole"]]
+    return (
+        row["id"],
+        row["owner"],
+        row["slices"],
+        _words(age),
+        _words(rest) if rest > timedelta(0) else "expired",
+        f"{short}: {row['readiness']}" if verbose else short,
+    )
+
+
+def release(lease_id: str, where: Where) -> int:
     """Give a lease back and print what is gone; the exit code.
 
     :raises InvalidSpec: there is no such lease.
     """
-    backend = _backend(backend_name, root)
-    released = asyncio.run(_release(backend, lease_id))
+    released = asyncio.run(_release(where.open(), lease_id))
     for line in released.removed:
         print(f"removed: {line}")
     for line in released.left:
         print(f"left: {line}")
     return 1 if released.left else 0
+
+
+def reap(where: Where, *, dry_run: bool) -> int:
+    """Give back every lease that has expired, and print what became of each; the exit code.
+
+    Whether a lease's run is over is nothing that this knows; ``ReapTpuSlicesOperator`` does.
+    """
+    from raytpu_ops.flows.reaping import nobody_knows
+    from raytpu_ops.flows.reaping import reap as reap_expired
+
+    by = Deadlines.of(None).at(Phase.RELEASING)
+    done = asyncio.run(
+        reap_expired(where.open(), nobody_knows, datetime.now(UTC), by=by, say=lambda line: None, dry_run=dry_run)
+    )
+    for line in done.released:
+        print(f"{'would release' if dry_run else 'released'}: {line}")
+    for line in done.left:
+        print(f"left: {line}")
+    if not done.released and not done.left:
+        print("nothing has expired")
+    return 1 if done.left else 0
 
 
 async def _release(backend: Backend, lease_id: str) -> Any:
@@ -93,10 +141,6 @@ async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:
         "whole": whole,
         "readiness": readiness,
     }
-
-
-def _backend(name: str, root: Path | None) -> Backend:
-    return make_backend(name, **({"root": str(root)} if root else {}))
 
 
 def _words(span: timedelta) -> str:

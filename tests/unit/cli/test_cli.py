@@ -14,8 +14,8 @@ from typer.testing import CliRunner
 
 from raytpu_ops.backends.base import Released
 from raytpu_ops.cli import app as cli
-from raytpu_ops.cli import leases
-from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
+from raytpu_ops.cli.backends import Where
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
 from raytpu_ops.tpu.shapes import catalogue
@@ -111,15 +111,54 @@ class Backend:
 @pytest.fixture
 def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
     one = Backend()
-    monkeypatch.setattr(leases, "make_backend", lambda name, **options: one)
+    monkeypatch.setattr(Where, "open", lambda where: one)
     return one
 
 
 def test_leases_tell_owner_age_expiry_and_what_is_missing(backend: Backend, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("COLUMNS", "200")
-    text = run("leases")
+    text = run("leases", "--verbose")
     for wanted in ("demo-lease", "dag/run/provision", "1 h 02 min", "expired", "worker 1 is not there"):
         assert wanted in text
+
+
+@pytest.mark.parametrize("columns", ["40", "80", "100", "200"])
+def test_a_leases_id_can_be_copied_from_any_terminal(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch, columns: str
+) -> None:
+    backend.lease = backend.lease.model_copy(update={"id": "tpu-train-and-serve-provision-0123456789abcdef"})
+    monkeypatch.setenv("COLUMNS", columns)
+
+    text = run("leases")
+
+    assert backend.lease.id in text.split()
+    assert "worker 1" not in text
+
+
+def test_reap_takes_what_has_expired_unless_it_only_looks(backend: Backend) -> None:
+    assert "would release: demo-lease of dag/run/provision: it expired at" in run("reap", "--dry-run")
+    assert run("reap").startswith("released: demo-lease")
+
+    backend.lease = backend.lease.model_copy(update={"expires_at": datetime.now(UTC) + timedelta(hours=1)})
+    assert run("reap").strip() == "nothing has expired"
+
+
+@pytest.mark.parametrize("command", [("leases",), ("release", "x"), ("reap",)])
+def test_a_cluster_is_named_alike_everywhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    from raytpu_ops.backends.gke import GkeBackend
+
+    opened: list[GkeBackend] = []
+
+    async def none(self: GkeBackend, **labels: str) -> list[SliceLease]:
+        opened.append(self)
+        return []
+
+    monkeypatch.setattr(GkeBackend, "list_leases", none)
+    RUNNER.invoke(cli.app, [*command, "--backend", "gke", "--kubeconfig", "/k", "--context", "c", "--namespace", "n"])
+
+    assert [(one.settings.namespace, repr(one.access)) for one in opened] == [("n", "KubeconfigAccess('/k', 'c')")]
+    with pytest.raises(InvalidSpec, match="--context: for --backend gke only"):
+        run(*command, "--context", "c")
 
 
 def test_leases_as_json(backend: Backend):
@@ -154,8 +193,6 @@ def test_release_says_what_is_gone_and_what_is_left(backend: Backend):
 
 
 def test_release_of_a_lease_that_is_none_names_those_that_are(backend: Backend):
-    from raytpu_ops.tpu.errors import InvalidSpec
-
     with pytest.raises(InvalidSpec, match="'nonsense' does not exist on local; there are demo-lease"):
         run("release", "nonsense")
 
@@ -176,15 +213,12 @@ def test_faults_wait_in_the_root_are_listed_and_forgotten(short_dir: Path):
 
 @pytest.mark.parametrize("words", [["kill-host", "no-such-lease"], ["preempt-slice", "no-such-lease"]])
 def test_a_fault_for_a_lease_that_is_none_says_so(short_dir: Path, words: list[str]):
-    from raytpu_ops.tpu.errors import InvalidSpec
-
     with pytest.raises(InvalidSpec, match="no-such-lease"):
         run("fault", *words, "--root", str(short_dir / "r"))
 
 
 def test_demo_refuses_a_bad_shape_before_it_starts_anything(monkeypatch: pytest.MonkeyPatch):
     from raytpu_ops.demo import show
-    from raytpu_ops.tpu.errors import InvalidSpec
 
     monkeypatch.setattr(show, "run_demo", lambda *_, **__: pytest.fail("it started"))
     with pytest.raises(InvalidSpec, match="topology"):

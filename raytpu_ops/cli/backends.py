@@ -1,0 +1,43 @@
+"""The backend that a command's options name. Not here: what the commands do with it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from raytpu_ops.backends.base import Backend, make_backend
+from raytpu_ops.demo.leases import local_backend
+from raytpu_ops.tpu.errors import InvalidSpec
+
+
+@dataclass(frozen=True)
+class Where:
+    """What ``--backend`` and the options beside it say.
+
+    :param backend: its name.
+    :param root: of the local backend; None for the user's own.
+    :param kubeconfig: gke: the file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
+    :param context: gke: of the kubeconfig; None for its current one.
+    :param namespace: gke: of the RayClusters; None for ``default``.
+    """
+
+    backend: str
+    root: Path | None = None
+    kubeconfig: str | None = None
+    context: str | None = None
+    namespace: str | None = None
+
+    def open(self) -> Backend:
+        """The backend.
+
+        :raises InvalidSpec: for a name that is none, or options that are not for this one.
+        """
+        if self.backend == "gke":
+            from raytpu_ops.backends.gke.access import KubeconfigAccess
+
+            access = KubeconfigAccess(self.kubeconfig, self.context)
+            return make_backend("gke", access=access, **({"namespace": self.namespace} if self.namespace else {}))
+        strange = {"--kubeconfig": self.kubeconfig, "--context": self.context, "--namespace": self.namespace}
+        if any(strange.values()):
+            raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
+        return local_backend(self.root) if self.backend == "local" else make_backend(self.backend)
