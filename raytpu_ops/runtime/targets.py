@@ -10,6 +10,7 @@ import time
 from importlib import import_module
 from typing import Any
 
+from raytpu_ops.runtime.console import say
 from raytpu_ops.tpu.errors import UserCodeFailed
 
 
@@ -41,7 +42,10 @@ def import_target(target: str, what: str) -> Any:
 
 def last_line(error: BaseException) -> str:
     """An exception as the last line of its traceback, on one line."""
-    text = " ".join(str(error).split())
+    try:
+        text = " ".join(str(error).split())
+    except Exception as failed:  # noqa: BLE001 - the user's own __str__
+        text = f"its text can't be had, {type(failed).__name__} in its __str__"
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
@@ -56,23 +60,35 @@ def failure_record(error: BaseException) -> dict[str, Any]:
 
 
 def plain(value: Any, what: str) -> Any:
-    """The value as plain JSON; scalars of numpy and jax become numbers, NaN becomes null.
+    """The value as plain JSON; scalars of numpy and jax become numbers, NaN and infinity null, which is said.
 
     :param what: what it is, for the error.
     :raises UserCodeFailed: when it holds something that JSON has no word for.
     """
+    lost: list[float] = []
+    found = _plain(value, what, lost)
+    if lost:
+        numbers = ", ".join(sorted({str(number) for number in lost}))
+        say(f"warning: {what} holds {numbers}, for which JSON has no word: it is null in the result")
+    return found
+
+
+def _plain(value: Any, what: str, lost: list[float]) -> Any:
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, int):
         return int(value)
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else None
+        if not math.isfinite(value):
+            lost.append(value)
+            return None
+        return float(value)
     if isinstance(value, dict):
-        return {str(key): plain(item, what) for key, item in value.items()}
+        return {str(key): _plain(item, what, lost) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [plain(item, what) for item in value]
+        return [_plain(item, what, lost) for item in value]
     if getattr(value, "shape", None) == () and hasattr(value, "item"):
-        return plain(value.item(), what)
+        return _plain(value.item(), what, lost)
     raise UserCodeFailed(
         f"{what} holds a {type(value).__name__}, which is no plain JSON: "
         "return numbers, text, lists and dicts, and write larger things to storage"

@@ -330,11 +330,17 @@ def _subfolders(folder: Path) -> list[Path]:
         return []
 
 
-def tail(path: Path, lines: int = 8) -> str:
-    """The last lines of a log on one line, for an error; says so where there is none."""
+def tail(path: Path, lines: int = 3, limit: int = 400) -> str:
+    """The last lines of a log on one line, for an error; says so where there is none.
+
+    :param lines: how many; a traceback's own last line says what the others lead to.
+    :param limit: characters of them that are shown, the last ones.
+    """
     try:
         text = path.read_bytes()[-4000:].decode(errors="replace")
     except FileNotFoundError:
         return f"{path} was never written"
     last = [line.strip() for line in text.splitlines() if line.strip()][-lines:]
-    return f"last lines of {path}: {' | '.join(last)}" if last else f"{path} is empty"
+    words = " | ".join(last)
+    words = words if len(words) <= limit else f"…{words[-limit:]}"
+    return f"last lines of {path}: {words}" if last else f"{path} is empty"

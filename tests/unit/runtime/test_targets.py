@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -87,3 +88,18 @@ def test_a_record_says_whether_the_error_is_ours() -> None:
         "kind": "builtins.LookupError",
         "ours": "",
     }
+
+
+def test_numbers_that_json_has_no_word_for_are_said(capsys: pytest.CaptureFixture[str]) -> None:
+    assert plain({"a": [math.nan, 1.5], "b": math.inf}, "metrics") == {"a": [None, 1.5], "b": None}
+    assert capsys.readouterr().out == (
+        "[raytpu] warning: metrics holds inf, nan, for which JSON has no word: it is null in the result\n"
+    )
+
+
+def test_an_exception_whose_text_fails_is_named_all_the_same() -> None:
+    class Silent(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no")
+
+    assert last_line(Silent()) == "Silent: its text can't be had, RuntimeError in its __str__"
