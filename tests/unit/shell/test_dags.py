@@ -103,3 +103,12 @@ def test_a_templated_value_waits_until_it_is_rendered() -> None:
         )
 
     assert task.generation == "{{ params.g }}"
+
+
+def test_the_reaper_is_scheduled_paused_at_first_and_takes_only_what_it_knows() -> None:
+    dag = load("tpu_reaper")
+
+    assert dag.is_paused_upon_creation
+    assert dag.timetable.can_be_scheduled
+    assert [task.task_id for task in dag.tasks] == ["reap"]
+    assert dag.params["unknown_runs"] is False
