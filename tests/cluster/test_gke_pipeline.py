@@ -57,10 +57,10 @@ def airflow(slices: Testbed, namespace: str) -> Iterator[AirflowInstance]:
         assert instance.stop() == []
 
 
-def started(airflow: AirflowInstance) -> str:
+def started(airflow: AirflowInstance, **params: object) -> str:
     airflow.api.wait_for_dag(DAG)
     airflow.api.unpause(DAG)
-    return airflow.api.trigger(DAG, PARAMS)
+    return airflow.api.trigger(DAG, {**PARAMS, **params})
 
 
 def nothing_is_left(slices: Testbed) -> bool:
@@ -135,6 +135,33 @@ def test_an_api_server_that_is_away_for_a_while_in_each_phase_changes_nothing(
     assert airflow.api.task(DAG, run, "train")["try_number"] == 1
     assert len([name for name in outages if name in ("provision", "labelled", "train", "serve")]) == 4
     eventually(lambda: nothing_is_left(slices), "nothing is left")
+
+
+def test_a_host_that_vanishes_in_training_costs_one_try_and_the_next_goes_on_from_the_checkpoint(
+    slices: Testbed, airflow: AirflowInstance
+) -> None:
+    """F13, F15: class Preempted, and one submission for each try."""
+    node, api = "v4-2x2x2-1-1", airflow.api
+    run = started(airflow, epochs=60)
+    eventually(lambda: "epoch 3: loss" in _log(airflow, run, 1), "it trains", limit_s=LIMIT_S)
+    slices.kill_node(node)
+    eventually(lambda: api.task(DAG, run, "train")["try_number"] == 2, "there is a retry", limit_s=LIMIT_S)
+    slices.start_node(node)
+
+    assert api.wait_run(DAG, run, deadline_s=LIMIT_S)["state"] == "success"
+
+    assert "Preempted" in _log(airflow, run, 1)
+    again = _log(airflow, run, 2)
+    assert "going on after epoch" in again
+    assert api.xcom(DAG, run, "train")["submission_id"].endswith("-a1")
+    check(airflow, run)
+    eventually(lambda: nothing_is_left(slices), "nothing is left")
+
+
+def _log(airflow: AirflowInstance, run: str, attempt: int) -> str:
+    if airflow.api.task(DAG, run, "train")["try_number"] < attempt:
+        return ""
+    return str(airflow.api.log_events(DAG, run, "train", attempt))
 
 
 def _state(airflow: AirflowInstance, run: str, task: str) -> str | None:
