@@ -110,3 +110,35 @@ def test_mapped_tasks_are_over_before_the_release_begins(airflow_instance: Airfl
     (folder / "gate").touch()
     assert end(airflow_instance, dag, run)[0] == "success"
     assert leases(folder) == []
+
+
+def reap(airflow: AirflowInstance, folder: Path) -> dict[str, list[str]]:
+    """What a run of the reaper released, kept and left."""
+    run = start(airflow, "outcome_reap", folder)
+    assert airflow.api.wait_run("outcome_reap", run, deadline_s=LIMIT_S)["state"] == "success"
+    done: dict[str, list[str]] = airflow.api.xcom("outcome_reap", run, "reap")
+    return done
+
+
+def test_the_reaper_takes_what_a_run_beyond_its_timeout_left_and_keeps_what_is_in_use(
+    airflow_instance: AirflowInstance, folder: Path
+) -> None:
+    """``dagrun_timeout`` skips the teardown too."""
+    dag, api = "outcome_timeout", airflow_instance.api
+    run = start(airflow_instance, dag, folder, wait="first")
+    state, tasks = end(airflow_instance, dag, run)
+    assert state == "failed"
+    assert tasks["release"] == tasks["released"] == "skipped"
+    left = leases(folder)
+    goes_on = start(airflow_instance, "outcome", folder, wait="first")
+    api.wait_task("outcome", goes_on, "first", deadline_s=LIMIT_S, states=["running"])
+
+    done = reap(airflow_instance, folder)
+
+    assert [line.partition(" ")[0] + ".lease" for line in done["released"]] == left
+    assert len(done["kept"]) == len(leases(folder)) == 1
+    assert "its run goes on" in done["kept"][0]
+
+    (folder / "gate").touch()
+    assert end(airflow_instance, "outcome", goes_on)[0] == "success"
+    assert leases(folder) == []

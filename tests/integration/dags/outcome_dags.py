@@ -10,7 +10,7 @@ from typing import Any
 from airflow.sdk import DAG, Param, task
 from played_backend import NAME  # type: ignore[import-not-found] # Airflow has this folder on its path
 
-from raytpu_ops import tpu_slices
+from raytpu_ops import ReapTpuSlicesOperator, tpu_slices
 
 PARAMS = {
     "folder": Param("", type="string"),
@@ -60,3 +60,12 @@ with DAG("outcome", schedule=None, params=PARAMS), tpu_slices("v4", **SLICES) as
 
 with DAG("outcome_mapped", schedule=None, params=PARAMS), tpu_slices("v4", **SLICES) as lease:
     step.override(task_id="each").expand(name=["first", "second"])
+
+with (
+    DAG("outcome_timeout", schedule=None, params=PARAMS, dagrun_timeout=timedelta(seconds=60)),
+    tpu_slices("v4", **SLICES) as lease,
+):
+    step.override(task_id="first")("first")
+
+with DAG("outcome_reap", schedule=None, params=PARAMS):
+    ReapTpuSlicesOperator(task_id="reap", backend=NAME, backend_options={"folder": "{{ params.folder }}"}, retries=0)
