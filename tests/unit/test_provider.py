@@ -10,6 +10,7 @@ import jsonschema
 import pytest
 
 from raytpu_ops.backends.base import backend_names
+from raytpu_ops.hooks.kubernetes import ACCESS_KEYS
 from raytpu_ops.provider import get_provider_info
 
 
@@ -47,6 +48,7 @@ def test_connection_form_offers_every_backend_and_no_field_that_means_nothing(ma
     widgets = manager.connection_form_widgets
     assert widgets["extra__ray_tpu__backend"].field["schema"]["enum"] == backend_names()
     assert "extra__ray_tpu__root" in widgets
+    assert {f"extra__ray_tpu__{key}" for key in ACCESS_KEYS} <= widgets.keys()
     assert manager.field_behaviours["ray_tpu"]["hidden_fields"] == ["host", "port", "login", "password", "schema"]
 
 
