@@ -148,9 +148,9 @@ class LocalBackend:
         return health.with_processes(report, record, parts)
 
     async def repair(self, lease: SliceLease) -> SliceLease:
-        """Replace each broken slice whole, under a fresh name.
+        """Replace each broken slice whole, under a fresh name; where the head is dead, it too and every slice.
 
-        :raises Preempted: the head is gone, and with it every job; release and provision again.
+        :raises Preempted: the lease was released; provision again.
         """
         report = await self.observe(lease)
         record = await asyncio.to_thread(self._cluster_of(lease).repair, lease.id, report.broken)

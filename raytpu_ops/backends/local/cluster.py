@@ -98,15 +98,15 @@ class Cluster:
     def repair(self, lease_id: str, broken: Collection[str] = ()) -> LeaseRecord:
         """Replace each slice that lost a host by a whole new one under a fresh name.
 
+        A head that is dead starts anew where it was, and every slice with it: what holds the lease finds it there.
+
         :param broken: names of further slices that count as broken.
-        :raises Preempted: the head or everything is gone, so there is nothing to repair.
+        :raises Preempted: everything is gone, so there is nothing to repair.
         """
         with self.root.locked(self.root.folder(lease_id).name):
             record = self.read(lease_id)
-            head = None if record is None else self.part(record, HEAD)
-            if record is None or head is None or head.dead:
-                what = "has no record" if record is None else "lost its head, and every job with it"
-                raise Preempted(f"lease {lease_id} {what}: it can't be repaired, release it and provision again")
+            if record is None:
+                raise Preempted(f"lease {lease_id} has no record: it can't be repaired, release it and provision again")
             return self._mend(record, broken)
 
     def release(self, lease_id: str) -> Released:
@@ -220,8 +220,9 @@ class Cluster:
 
     def _mend(self, record: LeaseRecord, broken: Collection[str] = ()) -> LeaseRecord:
         """Make the processes what the record says, after broken slices got fresh ones in the record."""
+        headless = self.part(record, HEAD).dead
         for item in record.slices:
-            if item.name in broken or any(self.part(record, host.part).dead for host in item.hosts):
+            if headless or item.name in broken or any(self.part(record, host.part).dead for host in item.hosts):
                 log.info("slice %s of lease %s is broken: it is replaced whole", item.name, record.id)
                 with self.root.locked(ROOT_LOCK):
                     fresh = record.with_slice(item.index, replacement=item.replacement + 1)
@@ -229,6 +230,9 @@ class Cluster:
                     record.write()
                 log.debug("step: slice replaced in the record")
         self._end_strays(record)
+        if headless:
+            log.info("the head of lease %s is dead: it starts anew", record.id)
+            self._end_parts(record, {HEAD})
         self._start_missing(record)
         return record
 
@@ -238,15 +242,18 @@ class Cluster:
         marks = processes.marked(self.root.path, lease_id=record.id)
         strays = {member.marks[processes.MARK_PART] for member in marks if processes.MARK_PART in member.marks} - known
         strays |= {path.name for path in record.folder.iterdir() if path.is_dir()} - known
-        if not strays:
-            return
+        if strays:
+            self._end_parts(record, strays)
+            log.debug("step: strays ended")
+
+    def _end_parts(self, record: LeaseRecord, parts: Collection[str]) -> None:
+        """End what is left of some parts and remove their folders."""
         # Politely: a raylet that is told to end says so to the head, one that is killed is missed only later.
-        left = processes.end(lambda: self._members(record.id, strays), grace_s=self.grace_s, limit_s=10)
-        for part in strays:
+        left = processes.end(lambda: self._members(record.id, parts), grace_s=self.grace_s, limit_s=10)
+        for part in parts:
             left += remove_folder(record.folder / part)
         if left:
-            raise RemoteUnavailable(f"hosts that lease {record.id} replaced can't be removed: {'; '.join(left)}")
-        log.debug("step: strays ended")
+            raise RemoteUnavailable(f"what lease {record.id} replaced can't be removed: {'; '.join(left)}")
 
     def _start_missing(self, record: LeaseRecord) -> None:
         """Start every process of the record that never ran."""

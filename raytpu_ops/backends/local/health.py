@@ -30,11 +30,12 @@ def with_processes(ray: Readiness, record: LeaseRecord, parts: Mapping[str, Part
         for item in record.slices
     ]
     if head.dead:
-        fatal = (
-            f"the Ray head of lease {record.id} at {record.head_address} is dead ({_gone(head)}): release the lease "
-            f"and provision again; {tail(head.log)}"
+        # Its hosts cannot be had by another head, so nothing of the lease becomes whole by waiting; a repair starts all.
+        problem = (
+            f"the Ray head at {record.head_address} is dead ({_gone(head)}) and every job with it; {tail(head.log)}"
         )
-        return ray.model_copy(update={"slices": slices, "problems": [], "head_alive": False, "fatal": fatal})
+        slices = [item.model_copy(update={"broken": True}) for item in slices]
+        return ray.model_copy(update={"slices": slices, "problems": [problem], "head_alive": False})
     problems = ray.problems if ray.head_alive else [f"the Ray head at {record.head_address} {_starting(head)}"]
     return ray.model_copy(update={"slices": slices, "problems": problems})
 

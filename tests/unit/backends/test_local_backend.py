@@ -148,16 +148,23 @@ async def test_while_the_head_starts_the_report_says_so(backend: LocalBackend, p
     assert "is starting since" in report.describe()
 
 
-async def test_a_dead_head_is_fatal(backend: LocalBackend, plan: Plan, owner: Owner) -> None:
+async def test_a_dead_head_is_repaired_with_every_slice_and_found_where_it_was(
+    backend: LocalBackend, plan: Plan, owner: Owner
+) -> None:
     lease = await backend.acquire(plan, owner)
     record = backend._cluster.read(lease.id)
     assert record is not None
     backend._cluster.kill(record, [HEAD])
     report = await backend.observe(lease)
-    assert report.fatal is not None
-    assert "provision again" in report.fatal
-    with pytest.raises(Preempted, match="lost its head"):
-        await backend.repair(lease)
+    assert report.fatal is None
+    assert report.broken == lease.created["slice"]
+    repaired = await backend.repair(lease)
+    assert repaired.ray == lease.ray
+    assert not set(repaired.created["slice"]) & set(lease.created["slice"])
+    report = await backend.observe(lease)
+    assert not report.broken
+    assert "head" in report.describe()
+    assert "is starting since" in report.describe()
 
 
 async def test_a_released_lease_is_fatal_and_has_no_client(backend: LocalBackend, plan: Plan, owner: Owner) -> None:

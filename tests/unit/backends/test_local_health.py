@@ -90,12 +90,13 @@ def test_a_dead_host_breaks_its_slice_before_ray_notices(record: LeaseRecord, tm
     assert report.slices[0].whole
 
 
-def test_a_dead_head_is_fatal_and_says_what_to_do(record: LeaseRecord, tmp_path: Path) -> None:
+def test_with_a_dead_head_every_slice_is_broken(record: LeaseRecord, tmp_path: Path) -> None:
     report = health.with_processes(
         Readiness(problems=["Ray's head node is not alive"]), record, parts_of(record, tmp_path, dead=HEAD)
     )
-    assert report.fatal is not None
-    assert "release the lease and provision again" in report.fatal
+    assert report.fatal is None
+    assert report.broken == [item.name for item in record.slices]
+    assert f"the Ray head at {record.head_address} is dead" in report.describe()
     assert not report.ready
     assert not report.head_alive
 

@@ -166,13 +166,15 @@ def test_whoever_releases_from_within_a_host_does_not_end_itself(
     assert cluster.release(record.id).left == []
 
 
-def test_repair_without_a_head_says_provision_again(
+def test_repair_without_a_head_leaves_nothing_of_the_old_cluster(
     cluster: Cluster, plan: Plan, owner: Owner, kill_part: Callable[..., None]
 ) -> None:
     record = cluster.acquire(plan, owner)
     kill_part(record, HEAD)
-    with pytest.raises(Preempted, match=rf"{record.id} lost its head.*release it and provision again"):
-        cluster.repair(record.id)
+    repaired = cluster.repair(record.id)
+    assert sorted(path.name for path in repaired.folder.iterdir() if path.is_dir()) == sorted(repaired.parts)
+    assert all(cluster.part(repaired, part).alive for part in repaired.parts)
+    assert not set(repaired.parts) - {HEAD} & set(record.parts)
 
 
 def test_repair_of_what_was_released_says_provision_again(cluster: Cluster, plan: Plan, owner: Owner) -> None:
