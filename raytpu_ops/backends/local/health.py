@@ -30,7 +30,7 @@ def with_processes(ray: Readiness, record: LeaseRecord, parts: Mapping[str, Part
         for item in record.slices
     ]
     if head.dead:
-        # Its hosts cannot be had by another head, so nothing of the lease becomes whole by waiting; a repair starts all.
+        # No other head can have its hosts: nothing of the lease becomes whole by waiting, and a repair starts all.
         problem = (
             f"the Ray head at {record.head_address} is dead ({_gone(head)}) and every job with it; {tail(head.log)}"
         )

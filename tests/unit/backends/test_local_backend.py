@@ -19,7 +19,7 @@ from raytpu_ops.backends.local.layout import HEAD
 from raytpu_ops.backends.local.record import read_token
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.tpu import capacity
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, Preempted
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.spec import SliceSpec
 
