@@ -47,7 +47,9 @@ def wait_for_running(testbed: Testbed, *names: str) -> list[str]:
 
     def nodes() -> list[str] | None:
         pods = [testbed.core.read_namespaced_pod(name, "default") for name in names]
-        return [pod.spec.node_name for pod in pods] if all(pod.status.phase == "Running" for pod in pods) else None
+        there = testbed.nodes()  # a pod whose node is gone is said to run for a while
+        running = all(pod.status.phase == "Running" and pod.spec.node_name in there for pod in pods)
+        return [pod.spec.node_name for pod in pods] if running else None
 
     found: list[str] = wait_until(nodes, 240, lambda: f"{names} do not run: {[told(testbed, one) for one in names]}")
     return found

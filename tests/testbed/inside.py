@@ -34,6 +34,9 @@ from tests.testbed.pki import Authority, new_token
 from tests.testbed.processes import Child, Children
 from tests.testbed.proxy import FaultProxy
 
+#: Watchers of files that one user may have on this machine. A kubelet with its containerd takes ten, so the
+#: usual 128 end a third run's kubelets ("too many open files"), or a slice of more than twelve hosts.
+_WATCHERS = Path("/proc/sys/fs/inotify/max_user_instances"), 1024
 #: Hidden from the run, so that nothing of it is left on the host.
 _HIDDEN = ("/run", "/var/lib", "/var/log")
 
@@ -63,6 +66,10 @@ def make_view(layout: Layout, options: Options) -> None:
     ):
         subprocess.run(["ip", *command.split()], check=True)
     Path("/proc/sys/net/ipv4/ip_forward").write_text("1")
+    limit, enough = _WATCHERS
+    if int(limit.read_text()) < enough:
+        with suppress(OSError):  # not every container may; few nodes do with less
+            limit.write_text(str(enough))  # of the whole machine, and it stays: another run may count on it
 
 
 class Cluster:
@@ -265,7 +272,13 @@ class Cluster:
                 if ready and ready[0]["status"] == "True" and chips == wanted and listed:
                     return
             await asyncio.sleep(0.2)
-        raise TimeoutError(f"node {name} is not ready after {within:.0f} s: {seen}")
+        raise TimeoutError(f"node {name} is not ready after {within:.0f} s: {seen}; {self._complaint(name)}")
+
+    def _complaint(self, name: str) -> str:
+        log = self.layout.nodes / name / "kubelet.log"
+        lines = log.read_text(errors="replace").splitlines() if log.exists() else []
+        errors = [line for line in lines[-200:] if line.startswith("E")]
+        return f"its kubelet's last error: {errors[-1][:400]}" if errors else "its kubelet names no error"
 
     async def kill_node(self, name: str, *, forget: bool = False) -> None:
         """The host vanishes: no process of it runs on, nothing says goodbye.
