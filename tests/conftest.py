@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -70,21 +71,40 @@ def _left_processes() -> list[psutil.Process]:
     return found
 
 
-@pytest.hookimpl(wrapper=True, tryfirst=True)
+_LEFT: pytest.StashKey[list[str]] = pytest.StashKey()
+
+
+@pytest.hookimpl(wrapper=True, trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> Iterator[None]:
-    """Fail the session when it leaves a process, then end that process and remove our folder."""
+    """Fail the session when it leaves a process, then end that process and remove our folder.
+
+    After the last fixture is gone and before the summary is printed.
+    """
     yield
+    config = session.config
     left = _left_processes()
-    told = [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
+    told = config.stash.setdefault(_LEFT, [])
+    told += [f"{process.pid} {' '.join(process.cmdline())[:200]}" for process in left]
     for process in left:
         process.kill()
-    session.config.stash[_LEFT] = told
-    if told and session.exitstatus == pytest.ExitCode.OK:
+    if hasattr(config, "workeroutput"):
+        config.workeroutput["left"] = told  # one of several side by side: the session that began them fails
+    elif told and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
     shutil.rmtree(SESSION_DIR, ignore_errors=True)
 
 
-_LEFT: pytest.StashKey[list[str]] = pytest.StashKey()
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Take over what a session that ran for us has left."""
+    node.config.stash.setdefault(_LEFT, []).extend(getattr(node, "workeroutput", {}).get("left", []))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run side by side, those of the session's Airflow go one way and all others the other."""
+    for item in items if config.pluginmanager.hasplugin("xdist") else []:
+        item.add_marker(pytest.mark.xdist_group("airflow" if item.get_closest_marker("airflow") else "others"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -124,6 +124,7 @@ class AirflowInstance:
             self.start_component(COMPONENTS[0])
             self._migrate(deadline_s)
             for component in COMPONENTS[1:]:
+                self._raise_if_one_ended()  # a port that is taken shows before everything else is up
                 self.start_component(component)
             self.wait_healthy(deadline_s=until - time.monotonic(), say=say)
         except BaseException:

@@ -21,7 +21,7 @@ from raytpu_ops.demo.leftovers import left_behind
 
 pytestmark = [pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(420)]
 
-COMMAND = [sys.executable, "-c", "from raytpu_ops.cli import main; main()", "demo", "--plain"]
+COMMAND = [sys.executable, "-c", "from raytpu_ops.cli import main; main()", "demo", "--plain", "--slices", "1"]
 
 
 class Demo:

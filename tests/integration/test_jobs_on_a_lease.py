@@ -26,6 +26,7 @@ pytestmark = [pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(900)]
 
 #: Generous: only a hang takes this long.
 LIMIT_S = 300.0
+MODES = ("deferred", "blocking")
 
 
 class Run:
@@ -93,18 +94,13 @@ class Run:
         return asyncio.run(ask()) if self.jobs_now else ""
 
 
-@pytest.fixture(scope="module", params=["deferred", "blocking"])
-def mode(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 @pytest.fixture
 def gate(short_dir: Path) -> Path:
     return short_dir / "gate"
 
 
-def test_a_function_answers_from_every_host(airflow_instance: AirflowInstance, local_slice: Leased, mode: str) -> None:
-    run = Run(airflow_instance, local_slice, f"case_job_{mode}")
+def test_a_function_answers_from_every_host(airflow_instance: AirflowInstance, local_slice: Leased) -> None:
+    run = Run(airflow_instance, local_slice, "case_job_deferred")
 
     run.ends("success")
 
@@ -114,20 +110,22 @@ def test_a_function_answers_from_every_host(airflow_instance: AirflowInstance, l
 
 
 def test_user_code_that_raises_is_red_with_its_traceback(
-    airflow_instance: AirflowInstance, local_slice: Leased, mode: str
+    airflow_instance: AirflowInstance, local_slice: Leased
 ) -> None:
-    run = Run(airflow_instance, local_slice, f"case_job_{mode}", function="case_code:fail")
+    """In both modes at once: each job waits until the slice is free."""
+    runs = [Run(airflow_instance, local_slice, f"case_job_{mode}", function="case_code:fail") for mode in MODES]
 
-    run.ends("failed")
+    for run in runs:
+        run.ends("failed")
 
-    log = run.whole_log(1)
-    assert "UserCodeFailed" in log
-    assert "ValueError: broken on purpose" in log
-    assert "Traceback (most recent call last)" in log
-    assert [job.status for job in run.jobs()] == [JobStatus.FAILED] * 2
+        log = run.whole_log(1)
+        assert "UserCodeFailed" in log
+        assert "ValueError: broken on purpose" in log
+        assert "Traceback (most recent call last)" in log
+        assert [job.status for job in run.jobs()] == [JobStatus.FAILED] * 2
 
 
-def test_a_task_killed_in_training_is_adopted_by_its_retry(
+def test_a_task_killed_in_its_job_is_adopted_by_its_retry(
     airflow_instance: AirflowInstance, local_slice: Leased, gate: Path
 ) -> None:
     run = Run(airflow_instance, local_slice, "case_job_blocking", function="case_code:wait_for", args=[str(gate)])
@@ -140,38 +138,31 @@ def test_a_task_killed_in_training_is_adopted_by_its_retry(
     run.ends("success")
 
     assert [job.status for job in run.jobs()] == [JobStatus.SUCCEEDED]
-    assert [host["value"] for host in run.result["hosts"]] == ["through", "through"]
+    assert [(host["worker_id"], host["value"]) for host in run.result["hosts"]] == [(0, "through"), (1, "through")]
+    assert sum(line.endswith("through the gate") for line in run.log(2)) == 2
 
 
 def test_a_job_marked_failed_by_hand_is_stopped(
-    airflow_instance: AirflowInstance, local_slice: Leased, gate: Path, mode: str
-) -> None:
-    run = Run(airflow_instance, local_slice, f"case_job_{mode}", function="case_code:wait_for", args=[str(gate)])
-    run.until_at_gate()
-
-    run.api.mark_task(run.dag_id, run.id, "job", "failed")
-
-    run.until(lambda: [job.status for job in run.jobs()] == [JobStatus.STOPPED], "Ray has stopped the job")
-    run.ends("failed")
-
-
-def test_a_cleared_job_is_stopped_and_starts_again(
     airflow_instance: AirflowInstance, local_slice: Leased, gate: Path
 ) -> None:
-    run = Run(airflow_instance, local_slice, "case_job_deferred", function="case_code:wait_for", args=[str(gate)])
-    run.until_at_gate()
+    def started(mode: str) -> Run:
+        return Run(airflow_instance, local_slice, f"case_job_{mode}", function="case_code:wait_for", args=[str(gate)])
 
-    run.api.clear(run.dag_id, run.id, ["job"])
-    run.until(lambda: len(run.jobs()) == 2, "a second job is submitted")
-    gate.touch()
-    run.ends("success")
+    first = started(MODES[0])
+    first.until_at_gate()
+    for run in (first, started(MODES[1])):  # the second has been queued behind the first
+        run.until_at_gate()
 
-    assert sorted(job.status for job in run.jobs()) == [JobStatus.STOPPED, JobStatus.SUCCEEDED]
+        run.api.mark_task(run.dag_id, run.id, "job", "failed")
+
+        run.until(lambda run=run: [job.status for job in run.jobs()] == [JobStatus.STOPPED], "Ray has stopped the job")
+        run.ends("failed")
 
 
-def test_a_triggerer_that_dies_stops_nothing_and_doubles_no_line(
+def test_a_triggerer_that_dies_stops_nothing_and_a_clear_starts_again(
     airflow_instance: AirflowInstance, local_slice: Leased, gate: Path
 ) -> None:
+    """And whatever reads the job's log, each line of it comes once."""
     args = [str(gate), 100]
     run = Run(airflow_instance, local_slice, "case_job_deferred", function="case_code:wait_for", args=args)
     run.until(lambda: sum("waiting at the gate" in line for line in run.log()) == 2, "both lines are in the task's log")
@@ -179,12 +170,17 @@ def test_a_triggerer_that_dies_stops_nothing_and_doubles_no_line(
     airflow_instance.kill_component("triggerer", grace_s=30)
     airflow_instance.start_component("triggerer")
     run.until(lambda: any("Adopted" in line for line in run.log()), "the new triggerer adopts")
+    assert [job.status for job in run.jobs()] == [JobStatus.RUNNING]
+
+    run.api.clear(run.dag_id, run.id, ["job"])
+    run.until(lambda: len(run.jobs()) == 2, "a second job is submitted")
     gate.touch()
     run.ends("success")
 
-    assert [job.status for job in run.jobs()] == [JobStatus.SUCCEEDED]
-    lines = [line[line.index("line ") :] for line in run.log() if " of 100" in line]
-    assert sorted(lines) == sorted(f"line {number} of 100" for number in range(100) for _ in range(2))
+    assert sorted(job.status for job in run.jobs()) == [JobStatus.STOPPED, JobStatus.SUCCEEDED]
+    for try_number in (1, 2):
+        lines = [line[line.index("line ") :] for line in run.log(try_number) if " of 100" in line]
+        assert sorted(lines) == sorted(f"line {number} of 100" for number in range(100) for _ in range(2))
 
 
 def test_a_host_that_dies_in_training_is_preemption_and_the_retry_resumes(

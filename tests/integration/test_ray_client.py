@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -21,7 +21,6 @@ from raytpu_ops.tpu.errors import DeadlineExceeded, FailureClass, Misconfigured,
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Wait, wait_async
 from tests.integration.ray_head import ADDRESS, CPUS, SLICE, RayHead, free_ports
-from tests.session import SESSION_DIR
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 
@@ -31,18 +30,6 @@ CODE = HERE / "on_head"
 
 def soon(seconds: float = 120) -> datetime:
     return datetime.now(UTC) + timedelta(seconds=seconds)
-
-
-@pytest.fixture(scope="module")
-def head() -> Iterator[RayHead]:
-    folder = SESSION_DIR / "rh"
-    folder.mkdir()
-    head = RayHead(folder)
-    try:
-        head.start()
-        yield head
-    finally:
-        head.kill()
 
 
 @pytest.fixture
@@ -133,7 +120,7 @@ async def test_a_job_is_submitted_once_and_its_two_thousand_lines_come_once(clie
     assert late.verdict.failure_class is FailureClass.USER_CODE_FAILED, "no result line, and that is its own verdict"
 
 
-async def test_lines_come_while_the_job_runs(client, code):
+async def test_lines_come_while_a_job_runs_until_it_is_stopped_and_then_forgotten(client, code):
     await submit(client, JobSubmission("slow", "python lines.py 9999 0.2", runtime_env={"working_dir": code}))
     lines = client.follow_logs("slow")
     while not (await anext(lines)).startswith("line "):
@@ -141,9 +128,18 @@ async def test_lines_come_while_the_job_runs(client, code):
     job = await client.job("slow")
     assert job is not None
     assert job.status is JobStatus.RUNNING
-    await client.stop_until_terminal("slow", soon())
+    with pytest.raises(Misconfigured, match="stop it first"):
+        await client.delete_job("slow")
+    job = await client.stop_until_terminal("slow", soon())
+    assert job is not None
+    assert job.status is JobStatus.STOPPED
     numbers = [int(line.split()[1]) for line in [line async for line in lines] if line.startswith("line ")]
     assert numbers == list(range(1, len(numbers) + 1))
+    outcome = await follow_job(client, "slow", starting_until=soon(), running=timedelta(1), emit=lambda _: None)
+    assert outcome.verdict.failure_class is FailureClass.JOB_STOPPED
+    assert await client.delete_job("slow") is True
+    assert await client.job("slow") is None
+    assert await client.delete_job("slow") is False
 
 
 async def test_a_tail_that_is_cut_again_and_again_loses_and_doubles_nothing(head, code):
@@ -220,17 +216,15 @@ async def test_user_code_that_raises_is_classed_as_such_and_its_traceback_is_in_
     assert "Traceback (most recent call last):" in lines
 
 
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        ("no-such-program", "with exit code 127"),
-        ("python -m raytpu_ops_that_is_not_there", "with exit code 1: "),
-    ],
-)
-async def test_a_command_that_is_not_there(client, code, command, words):
-    outcome, _ = await run(client, f"absent-{len(command)}", command, code)
-    assert words in outcome.verdict.message
-    assert outcome.verdict.failure_class is FailureClass.MISCONFIGURED
+async def test_a_command_that_is_not_there(client, code):
+    words = {
+        "no-such-program": "with exit code 127",
+        "python -m raytpu_ops_that_is_not_there": "with exit code 1: ",
+    }
+    ends = await asyncio.gather(*(run(client, f"absent-{len(command)}", command, code) for command in words))
+    for (outcome, _), word in zip(ends, words.values(), strict=True):
+        assert word in outcome.verdict.message
+        assert outcome.verdict.failure_class is FailureClass.MISCONFIGURED
 
 
 async def test_a_package_that_is_not_there_is_misconfigured(client, code):
@@ -243,21 +237,6 @@ async def test_a_package_that_is_not_there_is_misconfigured(client, code):
 
 
 # --- stops and deadlines ---
-
-
-async def test_a_running_job_is_stopped_and_then_forgotten(client, code):
-    await submit(client, JobSubmission("stopped", "python lines.py 9999 0.2", runtime_env={"working_dir": code}))
-    await running(client, "stopped", "line 1")
-    with pytest.raises(Misconfigured, match="stop it first"):
-        await client.delete_job("stopped")
-    job = await client.stop_until_terminal("stopped", soon())
-    assert job is not None
-    assert job.status is JobStatus.STOPPED
-    outcome = await follow_job(client, "stopped", starting_until=soon(), running=timedelta(1), emit=lambda _: None)
-    assert outcome.verdict.failure_class is FailureClass.JOB_STOPPED
-    assert await client.delete_job("stopped") is True
-    assert await client.job("stopped") is None
-    assert await client.delete_job("stopped") is False
 
 
 async def test_a_pending_job_is_stopped_once_it_can_be(client, code):
@@ -281,7 +260,7 @@ async def test_a_start_that_takes_too_long_names_who_holds_the_chips(client, cod
     await submit(client, JobSubmission("holder", "python hold_chips.py 2", runtime_env={"working_dir": code}))
     await running(client, "holder", "held")
     outcome, lines = await run(
-        client, "waiter", "python hold_chips.py 4", code, starting_until=soon(15), expect_result=True
+        client, "waiter", "python hold_chips.py 4", code, starting_until=soon(10), expect_result=True
     )
     assert outcome.verdict.failure_class is FailureClass.DEADLINE_EXCEEDED
     message = outcome.verdict.message
@@ -304,31 +283,6 @@ async def test_a_supervisor_that_dies_means_preempted(head, client, code):
     lines: list[str] = []
     outcome = await follow_job(client, "orphan", starting_until=soon(), running=timedelta(1), emit=lines.append)
     assert outcome.verdict.failure_class is FailureClass.PREEMPTED, outcome.verdict.message
-
-
-async def test_a_head_that_is_replaced_has_lost_the_job():
-    """The status must not stay RUNNING for ever (F22)."""
-    folder = SESSION_DIR / "rr"
-    folder.mkdir()
-    head = RayHead(folder)
-    try:
-        await asyncio.to_thread(head.start)
-        async with RayClient(head.address, token=head.token) as client:
-            await submit(client, JobSubmission("lost", "sleep 1000"))
-            await running(client, "lost")
-            following = asyncio.create_task(
-                follow_job(
-                    client, "lost", starting_until=soon(), running=timedelta(1), emit=lambda _: None,
-                    expect_result=False, poll_s=0.5,
-                )
-            )  # fmt: skip
-            await asyncio.to_thread(head.kill)
-            await asyncio.to_thread(head.start)
-            outcome = await asyncio.wait_for(following, 60)
-        assert outcome.verdict.failure_class is FailureClass.PREEMPTED
-        assert "not known to Ray any more" in outcome.verdict.message
-    finally:
-        await asyncio.to_thread(head.kill)
 
 
 # --- Serve ---
@@ -371,3 +325,23 @@ async def test_applications_are_deployed_beside_each_other_and_taken_away_one_by
         await asyncio.sleep(0.3)
     assert await ask("two") == "I am two"
     assert await client.delete_application("one") is False
+
+
+# --- the head itself; what was uploaded is lost with it, so this comes last ---
+
+
+async def test_a_head_that_is_replaced_has_lost_the_job(head, client):
+    """The status must not stay RUNNING for ever (F22)."""
+    await submit(client, JobSubmission("lost", "sleep 1000"))
+    await running(client, "lost")
+    following = asyncio.create_task(
+        follow_job(
+            client, "lost", starting_until=soon(), running=timedelta(1), emit=lambda _: None, expect_result=False,
+            poll_s=0.5,
+        )
+    )  # fmt: skip
+    await asyncio.to_thread(head.kill)
+    await asyncio.to_thread(head.start)
+    outcome = await asyncio.wait_for(following, 60)
+    assert outcome.verdict.failure_class is FailureClass.PREEMPTED
+    assert "not known to Ray any more" in outcome.verdict.message

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sysconfig
-import venv
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -26,7 +23,6 @@ from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.tpu.work import ENTRYPOINT, FunctionWork, dump_work
 from raytpu_ops.waits import Done, Pending, Wait, wait_async
 from tests.integration.ray_head import ADDRESS, SLICE, RayHead, free_ports
-from tests.session import SESSION_DIR
 
 pytestmark = [pytest.mark.ray, pytest.mark.timeout(480)]
 
@@ -34,16 +30,6 @@ CODE = str(Path(__file__).parent / "on_bare")
 SPEC = SliceSpec.of("v4", "2x2x1")
 #: There are no chips here.
 ENV = {"env_vars": {"JAX_PLATFORMS": "cpu"}}
-
-
-def interpreter_without_ours(folder: Path) -> Path:
-    """A virtual environment with everything that this one has, but for raytpu_ops."""
-    venv.create(folder, symlinks=True)
-    theirs = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
-    for entry in Path(sysconfig.get_path("purelib")).iterdir():
-        if "raytpu_ops" not in entry.name and not (theirs / entry.name).exists():
-            (theirs / entry.name).symlink_to(entry)
-    return folder / "bin" / "python"
 
 
 class OneHead:
@@ -63,15 +49,8 @@ class OneHead:
 
 
 @pytest.fixture(scope="module")
-def backend() -> Iterator[Any]:
-    folder = SESSION_DIR / "ru"
-    folder.mkdir()
-    head = RayHead(folder, interpreter_without_ours(folder / "venv"))
-    try:
-        head.start()
-        yield OneHead(head)
-    finally:
-        head.kill()
+def backend(head: RayHead) -> Any:
+    return OneHead(head)
 
 
 @pytest.fixture(scope="module")

@@ -37,12 +37,15 @@ def nothing_is_left() -> bool:
     return leases() == [] and processes.marked(LOCAL_ROOT) == [] and not LOCAL_ROOT.exists()
 
 
-def test_slices_are_used_and_gone(airflow_instance: AirflowInstance) -> None:
-    run = start(airflow_instance, "case_slices_blocking")
+def test_after_no_capacity_the_retry_gets_slices_and_they_are_used_and_gone(airflow_instance: AirflowInstance) -> None:
+    dag, api = "case_slices_blocking", airflow_instance.api
+    faults.no_capacity(root=LOCAL_ROOT)
+    run = start(airflow_instance, dag)
 
-    assert airflow_instance.api.wait_run("case_slices_blocking", run, deadline_s=LIMIT_S)["state"] == "success"
+    assert api.wait_run(dag, run, deadline_s=LIMIT_S)["state"] == "success"
 
-    readiness = airflow_instance.api.xcom("case_slices_blocking", run, "labelled", "readiness")
+    assert "CapacityUnavailable" in str(api.log_events(dag, run, "provision", 1))
+    readiness = api.xcom(dag, run, "labelled", "readiness")
     assert [one["hosts_wanted"] for one in readiness["slices"]] == [1]
     assert nothing_is_left()
 
@@ -63,7 +66,10 @@ def test_a_run_whose_work_failed_is_red_and_its_slices_are_gone(airflow_instance
     assert nothing_is_left()
 
 
-def test_a_provision_killed_after_it_made_everything_is_adopted(airflow_instance: AirflowInstance) -> None:
+def test_what_a_killed_provision_made_is_adopted_and_released_when_the_run_is_marked_failed(
+    airflow_instance: AirflowInstance,
+) -> None:
+    """The second half is F36."""
     dag, api = "case_killed_provision", airflow_instance.api
     run = start(airflow_instance, dag)
     eventually(lambda: len(leases()) == 1, "the first try has made its lease", limit_s=LIMIT_S)
@@ -73,34 +79,13 @@ def test_a_provision_killed_after_it_made_everything_is_adopted(airflow_instance
     os.kill(api.task(dag, run, "provision")["pid"], signal.SIGKILL)
     api.wait_task(dag, run, "labelled", deadline_s=LIMIT_S, states=["success"])
     kept = {one.process.pid for one in processes.marked(LOCAL_ROOT) if "start" in one.process.cmdline()}
-
     assert kept == made
-    assert api.wait_run(dag, run, deadline_s=LIMIT_S)["state"] == "success"
     assert api.task(dag, run, "provision")["try_number"] == 2
-    assert nothing_is_left()
 
-
-def test_no_capacity_fails_the_try_with_its_class_and_the_retry_gets_it(airflow_instance: AirflowInstance) -> None:
-    dag, api = "case_slices_blocking", airflow_instance.api
-    faults.no_capacity(root=LOCAL_ROOT)
-    run = start(airflow_instance, dag)
-
-    assert api.wait_run(dag, run, deadline_s=LIMIT_S)["state"] == "success"
-
-    assert "CapacityUnavailable" in str(api.log_events(dag, run, "provision", 1))
-    assert nothing_is_left()
-
-
-def test_a_run_marked_failed_by_hand_still_releases(airflow_instance: AirflowInstance) -> None:
-    """F36."""
-    dag, api = "case_slices_deferred", airflow_instance.api
-    run = start(airflow_instance, dag, function="case_code:wait_for_ever")
-    eventually(
-        lambda: states(airflow_instance, dag, run).get("job") == "deferred", "the job is deferred", limit_s=LIMIT_S
-    )
-
+    api.wait_task(dag, run, "job", deadline_s=LIMIT_S, states=["deferred"])
+    at_gate = "the job waits at the gate"
+    eventually(lambda: "waiting at the gate" in str(api.log_events(dag, run, "job", 1)), at_gate, limit_s=LIMIT_S)
     api.mark_run(dag, run, "failed")
     api.wait_task(dag, run, "release", deadline_s=LIMIT_S, states=["success"])
-
     assert api.wait_run(dag, run, deadline_s=LIMIT_S)["state"] == "failed"
     assert nothing_is_left()

@@ -128,7 +128,7 @@ with DAG("case_killed_provision", **COMMON):
         RayTpuJobOperator(
             task_id="job",
             lease=labelled.output,
-            function="case_code:hello",
+            function="case_code:wait_for_ever",
             working_dir=CODE,
             deadlines=DEADLINES,
         )

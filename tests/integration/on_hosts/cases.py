@@ -72,6 +72,23 @@ def lines_then_raise(config: dict[str, Any]) -> None:
     multihost_utils.process_allgather(jax.numpy.zeros(1))
 
 
+def count(config: dict[str, Any]) -> None:
+    """A training loop that counts up to ``steps``, in an array that every host holds, with a checkpoint of each."""
+    import jax
+
+    run = current_run()
+    one_more = jax.jit(lambda state: {"count": state["count"] + 1}, out_shardings=run.replicated)
+    state = jax.jit(lambda: {"count": jax.numpy.zeros(())}, out_shardings=run.replicated)()
+    done = 0
+    if (found := run.restore(state)) is not None:
+        done, state = found
+    for step in range(done + 1, config["steps"] + 1):
+        state = one_more(state)
+        run.report({"count": float(state["count"])}, step=step, state=state)
+        print(f"step {step}")
+        time.sleep(0.2)
+
+
 def plain_loop(_config: dict[str, Any]) -> dict[str, Any]:
     """A training loop that needs nothing of ours and returns something."""
     import jax
