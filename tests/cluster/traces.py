@@ -16,8 +16,9 @@ from tests.testbed.faults import wait_until
 from tests.testbed.layout import Layout
 
 _OWNER = """
-import sys, time
+import signal, sys, time
 from tests.testbed.client import Testbed
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored in what a shell starts in the background
 nodes = sys.argv[1:]
 testbed = Testbed.up(*nodes, control_plane=not nodes)
 print(testbed.layout.root, flush=True)
