@@ -35,8 +35,9 @@ demo: $(STAMP)  ## provision, label, train, serve, evaluate and release, on this
 ui: $(STAMP)  ## an Airflow with the example DAGs, up until Ctrl-C
 	@$(BIN)/raytpu ui $(ARGS)
 
+# Three ways side by side, which tests/conftest.py tells apart; ARGS="-n 0" for one, with -s or a debugger.
 test: $(STAMP)  ## every test, real Ray and real Airflow too
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest -n 3 $(ARGS)
 
 testbed: $(STAMP)  ## build the Kubernetes that test-cluster starts; half an hour or more, once
 	@missing=$$($(BIN)/python -c \

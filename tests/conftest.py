@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import itertools
 import os
@@ -100,11 +101,26 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     node.config.stash.setdefault(_LEFT, []).extend(getattr(node, "workeroutput", {}).get("left", []))
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run side by side, those of the session's Airflow go one way and all others the other."""
-    for item in items if config.pluginmanager.hasplugin("xdist") else []:
-        item.add_marker(pytest.mark.xdist_group("airflow" if item.get_closest_marker("airflow") else "others"))
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """``-n 3``: tests of a real Airflow go one way, those of Ray alone another, all others the third.
+
+    Each way is a session of its own, with its own folders, ports, Airflow and Ray, in the usual order. Airflow's
+    tests wait much and Ray's compute much, so they take little longer together than one of them alone.
+    """
+    from xdist.scheduler import LoadScopeScheduling
+
+    @functools.cache
+    def way(file: str) -> str:
+        # Whoever distributes does not collect: it knows tests by their ids alone.
+        text = (config.rootpath / file).read_text()
+        return next((mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text), "others")
+
+    class ByNeed(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            return way(nodeid.partition("::")[0])
+
+    return ByNeed(config, log)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
