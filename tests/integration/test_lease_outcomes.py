@@ -41,6 +41,16 @@ def leases(folder: Path) -> list[str]:
     return [path.name for path in folder.glob("*.lease")]
 
 
+@pytest.fixture(scope="module", autouse=True)
+def beyond_its_timeout(
+    airflow_instance: AirflowInstance, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Path, str]]:
+    """A run that goes on until its ``dagrun_timeout``: begun before all others, because that is a minute away."""
+    folder = tmp_path_factory.mktemp("timeout")
+    yield folder, start(airflow_instance, "outcome_timeout", folder, wait="first")
+    (folder / "gate").touch()
+
+
 def test_what_ends_without_a_hand(airflow_instance: AirflowInstance, tmp_path: Path) -> None:
     """One run each, side by side: good, the work fails, the release fails, the setup fails, a branch skips the rest."""
     dag = "outcome"
@@ -121,12 +131,12 @@ def reap(airflow: AirflowInstance, folder: Path) -> dict[str, list[str]]:
 
 
 def test_the_reaper_takes_what_a_run_beyond_its_timeout_left_and_keeps_what_is_in_use(
-    airflow_instance: AirflowInstance, folder: Path
+    airflow_instance: AirflowInstance, beyond_its_timeout: tuple[Path, str]
 ) -> None:
     """``dagrun_timeout`` skips the teardown too."""
-    dag, api = "outcome_timeout", airflow_instance.api
-    run = start(airflow_instance, dag, folder, wait="first")
-    state, tasks = end(airflow_instance, dag, run)
+    api = airflow_instance.api
+    folder, run = beyond_its_timeout
+    state, tasks = end(airflow_instance, "outcome_timeout", run)
     assert state == "failed"
     assert tasks["release"] == tasks["released"] == "skipped"
     left = leases(folder)
