@@ -32,15 +32,15 @@ pytestmark = [
 
 
 @pytest.fixture
-def browser(tmp_path: Path) -> Iterator[WebDriver]:
+def browser(short_dir: Path) -> Iterator[WebDriver]:
     from selenium import webdriver
 
     options = webdriver.ChromeOptions()
     # --no-sandbox: Chromium has none for root, which CI is; it visits nothing but our own pages.
     for flag in ("--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--window-size=1400,1200"):
         options.add_argument(flag)
-    # Chromium forgets some of its temporary files.
-    service = webdriver.ChromeService(CHROMEDRIVER, env={**os.environ, "TMPDIR": str(tmp_path)})
+    # Chromium forgets some of its temporary files, and has sockets among them, whose paths must be short.
+    service = webdriver.ChromeService(CHROMEDRIVER, env={**os.environ, "TMPDIR": str(short_dir)})
     driver = webdriver.Chrome(options=options, service=service)
     yield driver
     driver.quit()
