@@ -7,7 +7,7 @@ below stop here and leave as ours (``tpu/errors.py``), cause attached.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from pydantic import BaseModel, ConfigDict, Field
 
 from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
@@ -25,6 +26,13 @@ if TYPE_CHECKING:
     from raytpu_ops.ray.credentials import Credentials
 
 
+Say = Callable[[str], None]
+
+
+def silent(line: str) -> None:
+    """Where nobody reads a log."""
+
+
 class Plan(BaseModel):
     """Everything that would be created, checked, with nothing touched.
 
@@ -32,6 +40,7 @@ class Plan(BaseModel):
     :param spec: what is wanted.
     :param ladder: the rungs of capacity, in the order in which they are tried.
     :param lease_for: how long the lease lasts before the reaper may take it.
+    :param deadlines: how long each phase may last; a rung without a ``within`` of its own goes by them.
     :param creates: what would be made, in words, one line an object.
     :param notes: what a person should know before saying yes (chips, cost, limits).
     """
@@ -42,6 +51,7 @@ class Plan(BaseModel):
     spec: SliceSpec
     ladder: list[AnyCapacity]
     lease_for: timedelta = timedelta(hours=24)
+    deadlines: Deadlines = Field(default_factory=Deadlines)
     creates: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
 
@@ -78,12 +88,13 @@ class Backend(Protocol):
         :raises InvalidSpec: what is wrong, where, and what would be right.
         """
 
-    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+    async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
         """Grant the lease: adopt what the owner has, finish what is half made, else create.
 
-        Rolls itself back when it fails.
+        Rolls itself back when it fails. Cancelled, it leaves everything as it is: the next call adopts it.
 
-        :raises CapacityUnavailable: no rung of the ladder had the chips.
+        :param say: takes a line for the log whenever something changes.
+        :raises CapacityUnavailable: no rung of the ladder had the chips; the message names each and why.
         """
 
     async def find(self, owner: Owner) -> SliceLease | None:

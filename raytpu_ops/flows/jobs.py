@@ -14,8 +14,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from raytpu_ops.backends.base import Backend
-from raytpu_ops.flows.leases import Say, reach, stands, wait_whole
+from raytpu_ops.backends.base import Backend, Say
+from raytpu_ops.flows.leases import reach, stands, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_job
 from raytpu_ops.ray.states import JobInfo, JobStatus, JobSubmission

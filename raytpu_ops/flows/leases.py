@@ -6,14 +6,13 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TypeVar
 
-from raytpu_ops.backends.base import Backend, Released
+from raytpu_ops.backends.base import Backend, Released, Say
 from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.waits import Done, Pending, Wait, wait_async
 
-Say = Callable[[str], None]
 Answer = TypeVar("Answer")
 
 #: A lease whose slices break this often within one wait stands on ground that does not hold.

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from raytpu_ops.backends.base import Backend
-from raytpu_ops.flows.leases import Say, reach
+from raytpu_ops.backends.base import Backend, Say
+from raytpu_ops.flows.leases import reach
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease

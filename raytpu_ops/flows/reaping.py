@@ -13,8 +13,8 @@ from datetime import datetime
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from raytpu_ops.backends.base import Backend
-from raytpu_ops.flows.leases import Say, give_back
+from raytpu_ops.backends.base import Backend, Say
+from raytpu_ops.flows.leases import give_back
 from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import Owner, SliceLease
 

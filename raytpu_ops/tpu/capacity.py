@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, field_validator
 
@@ -23,19 +23,33 @@ _RESERVATION = re.compile(r"(projects/[a-z][a-z0-9-]{4,28}[a-z0-9]/reservations/
 FLEX_START_LIMIT = timedelta(days=7)
 
 
-class OnDemand(Checked):
+class Rung(Checked):
+    """What every kind of capacity has.
+
+    :param within: how long to wait for it, in each zone, before the next rung is tried; a ``timedelta`` or
+        seconds. Default: the deadline of the phase ``provisioning``, and of ``queued`` where capacity is
+        granted when it comes free.
+    """
+
+    within: Duration | None = None
+
+    #: Granted when it comes free, so the time in a queue is part of it.
+    waits_in_queue: ClassVar[bool] = False
+
+
+class OnDemand(Rung):
     """Ordinary capacity at list price."""
 
     kind: Literal["on_demand"] = "on_demand"
 
 
-class Spot(Checked):
+class Spot(Rung):
     """Cheap capacity that may be taken back at any moment."""
 
     kind: Literal["spot"] = "spot"
 
 
-class Reservation(Checked):
+class Reservation(Rung):
     """Capacity that was bought ahead.
 
     :param name: the reservation's name, or ``projects/P/reservations/NAME`` where another project shares it.
@@ -59,7 +73,7 @@ class Reservation(Checked):
         return value
 
 
-class FlexStart(Checked):
+class FlexStart(Rung):
     """Capacity that is granted when it comes free and taken back after a while.
 
     :param max_run_duration: how long it may run, at most seven days; a ``timedelta`` or seconds.
@@ -67,6 +81,7 @@ class FlexStart(Checked):
     """
 
     kind: Literal["flex_start"] = "flex_start"
+    waits_in_queue: ClassVar[bool] = True
     max_run_duration: Duration
 
     def __init__(self, max_run_duration: timedelta | float | None = None, **data: Any) -> None:
@@ -80,7 +95,7 @@ class FlexStart(Checked):
         return value
 
 
-class Queued(Checked):
+class Queued(Rung):
     """A request that waits in the cloud's queue.
 
     :param valid_for: how long the request may wait before it is withdrawn; a ``timedelta`` or seconds.
@@ -88,6 +103,7 @@ class Queued(Checked):
     """
 
     kind: Literal["queued"] = "queued"
+    waits_in_queue: ClassVar[bool] = True
     valid_for: Duration
 
     def __init__(self, valid_for: timedelta | float | None = None, **data: Any) -> None:
@@ -144,6 +160,6 @@ def ladder(capacity: object = None) -> list[AnyCapacity]:
         raise InvalidSpec("capacity: is an empty list; name at least one rung, such as OnDemand()")
     steps = [_rung(rung, f"capacity[{index}]") for index, rung in enumerate(capacity)]
     for index, step in enumerate(steps):
-        if step in steps[:index]:
+        if any(step.model_copy(update={"within": other.within}) == other for other in steps[:index]):
             raise InvalidSpec(f"capacity[{index}]: {step.kind} stands there twice; each rung is tried once")
     return steps

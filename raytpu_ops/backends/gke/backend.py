@@ -15,7 +15,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raytpu_ops.backends.base import Plan, Released
+from raytpu_ops.backends.base import Plan, Released, Say, silent
 from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.access import KubeAccess, KubeconfigAccess
 from raytpu_ops.backends.gke.api import KubeApi
@@ -115,7 +115,7 @@ class GkeBackend:
             notes=notes,
         )
 
-    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+    async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
         """Make or adopt the owner's RayCluster; returns once Kubernetes has it, :meth:`observe` tells the rest.
 
         :raises Misconfigured: somebody else's RayCluster has the name, or the owner's has another spec.

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from raytpu_ops.backends.base import Plan, Released
+from raytpu_ops.backends.base import Plan, Released, Say, silent
 from raytpu_ops.backends.local import health
 from raytpu_ops.backends.local.cluster import Cluster
 from raytpu_ops.backends.local.commands import RAY_START, Commands
@@ -119,7 +119,7 @@ class LocalBackend:
             notes=notes,
         )
 
-    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+    async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
         """Start or adopt the owner's head and hosts; returns at once, :meth:`observe` tells when they are labelled.
 
         :raises CapacityUnavailable: a fault says so.

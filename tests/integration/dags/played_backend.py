@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from raytpu_ops.backends import base
-from raytpu_ops.backends.base import Plan, Released
+from raytpu_ops.backends.base import Plan, Released, Say, silent
 from raytpu_ops.tpu.errors import CapacityUnavailable, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import Readiness, SliceReport
@@ -35,7 +35,7 @@ class PlayedBackend:
         """Nothing to check."""
         return Plan(backend=self.name, spec=spec, ladder=list(ladder), lease_for=lease_for)
 
-    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+    async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
         """Write the lease down."""
         if self.refuse == "provision":
             raise CapacityUnavailable("nothing to be had")

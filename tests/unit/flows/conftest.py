@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from raytpu_ops.backends.base import Plan, Released
+from raytpu_ops.backends.base import Plan, Released, Say, silent
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
@@ -50,7 +50,7 @@ class MemoryBackend:
     async def plan(self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta) -> Plan:
         return Plan(backend=self.name, spec=spec, ladder=list(ladder), lease_for=lease_for)
 
-    async def acquire(self, plan: Plan, owner: Owner) -> SliceLease:
+    async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
         raise NotImplementedError
 
     async def find(self, owner: Owner) -> SliceLease | None:

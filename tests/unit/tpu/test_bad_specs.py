@@ -243,8 +243,8 @@ CAPACITY_CASES = [
     (lambda: Reservation("projects/other-project/../r"), "name", "projects/PROJECT/reservations/NAME"),
     (lambda: Reservation(5), "name", "string"),
     (lambda: Reservation(["team-a"]), "name", "string"),
-    (lambda: Reservation("team-a", zone="b"), "zone", "there are kind, name"),
-    (lambda: Spot(max_price=1), "max_price", "there are kind"),  # type: ignore[call-arg]
+    (lambda: Reservation("team-a", zone="b"), "zone", "there are within, kind, name"),
+    (lambda: Spot(max_price=1), "max_price", "there are within, kind"),  # type: ignore[call-arg]
     (lambda: FlexStart(), "max_run_duration", "missing"),
     (lambda: FlexStart(0), "max_run_duration", "longer than zero"),
     (lambda: FlexStart(-5), "max_run_duration", "longer than zero"),
