@@ -1,0 +1,208 @@
+"""Google's clients with one door for all calls: credentials, bounded time, errors as ours.
+
+GKE and Cloud TPU go through Google's async clients. The Compute and Resource Manager APIs have none (their
+library blocks, and takes seconds and a hundred megabytes to import), so the few calls there are JSON
+over HTTP. No call is tried again here, but for an expired token: who waits, and for how long, is decided
+elsewhere. Not here: what is asked (the backends), what a refusal means (``refusals.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from importlib import import_module
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self, TypeVar
+
+from raytpu_ops.backends.google.access import PUBLIC, CloudAccess
+from raytpu_ops.backends.google.refusals import is_absent, refused
+from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
+
+if TYPE_CHECKING:
+    import httpx
+    from google.cloud.container_v1 import ClusterManagerAsyncClient
+    from google.cloud.tpu_v2 import TpuAsyncClient
+
+T = TypeVar("T")
+Json = dict[str, Any]
+
+
+class GoogleApis:
+    """The clients of one task or trigger; use it as an async context manager.
+
+    Every method raises :class:`RemoteUnavailable` while Google does not answer or is not able to, and
+    :class:`CapacityUnavailable` and :class:`Misconfigured` for refusals; the cause is Google's own error, which
+    ``refusals.busy_with`` and its siblings read.
+
+    :param access: who asks, and where the APIs are.
+    :param timeout_s: seconds until one call counts as unanswered.
+    """
+
+    container: ClusterManagerAsyncClient
+    tpu: TpuAsyncClient
+    #: The id of the project.
+    project: str
+
+    def __init__(self, access: CloudAccess, *, timeout_s: float = 60.0) -> None:
+        self._access = access
+        self._timeout_s = timeout_s
+        self._http: httpx.AsyncClient | None = None
+
+    async def __aenter__(self) -> Self:
+        # Imported in a thread: in an event loop that would hold up everything else for seconds.
+        await asyncio.to_thread(_import)
+        import httpx
+
+        self.project = await self._access.project()
+        self._http = httpx.AsyncClient(timeout=self._timeout_s)
+        self._open()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        try:
+            await self.container.transport.close()
+            await self.tpu.transport.close()
+        finally:
+            if self._http is not None:
+                await self._http.aclose()
+
+    def _open(self) -> None:
+        """Clients without credentials of their own: each call brings its token, so a new one needs no new client."""
+        from google.auth.credentials import AnonymousCredentials
+        from google.cloud.container_v1 import ClusterManagerAsyncClient
+        from google.cloud.tpu_v2 import TpuAsyncClient
+
+        nobody = AnonymousCredentials()
+        self.container = ClusterManagerAsyncClient(credentials=nobody, client_options=self._reached("container"))
+        self.tpu = TpuAsyncClient(credentials=nobody, client_options=self._reached("tpu"))
+
+    def _reached(self, api: str) -> dict[str, str]:
+        endpoint = self._access.endpoints.get(api)
+        return {"api_endpoint": endpoint} if endpoint else {}
+
+    async def ask(self, asked: str, method: Callable[..., Awaitable[T]], **fields: Any) -> T:
+        """One call of one of the clients' methods.
+
+        :param asked: verb and object, for messages: ``"get node pool a"``.
+        :param method: ``apis.container.get_node_pool`` and the like.
+        :param fields: what the method takes: ``name=…``, ``request=…``. Not of a ``list_…`` that comes in pages.
+        """
+        return await self._through_door(
+            asked, lambda headers: method(**fields, retry=None, timeout=self._timeout_s, metadata=headers)
+        )
+
+    async def ask_or_none(self, asked: str, method: Callable[..., Awaitable[T]], **fields: Any) -> T | None:
+        """A call to which "does not exist" is an answer: None only where Google says NOT_FOUND (F07)."""
+        try:
+            return await self.ask(asked, method, **fields)
+        except RayTpuError as error:
+            if is_absent(error):
+                return None
+            raise
+
+    async def ask_all(self, asked: str, method: Callable[..., Awaitable[Any]], items: str, **fields: Any) -> list[Any]:
+        """All pages of a list.
+
+        :param items: the field of a page that holds them: ``"nodes"``.
+        :raises RemoteUnavailable: also where Google lists only a part, because some place did not answer it.
+        """
+
+        async def read(headers: Sequence[tuple[str, str]]) -> list[Any]:
+            found: list[Any] = []
+            pager = await method(**fields, retry=None, timeout=self._timeout_s, metadata=headers)
+            async for page in pager.pages:
+                if getattr(page, "unreachable", None):
+                    raise RemoteUnavailable(f"Google, {asked}: no answer from {', '.join(page.unreachable)}")
+                found.extend(getattr(page, items))
+            return found
+
+        return await self._through_door(asked, read)
+
+    async def compute(self, verb: str, path: str, asked: str, *, body: Json | None = None) -> Json:
+        """One call of the Compute API.
+
+        :param verb: ``GET``, ``POST``, ``DELETE``.
+        :param path: below the project: ``"zones/z/reservations/r"``; of another one: ``"projects/p/zones/…"``.
+        :param asked: verb and object, for messages.
+        :return: the resource, or the operation.
+        """
+        below = path if path.startswith("projects/") else f"projects/{self.project}/{path}"
+        return await self._json("compute", verb, f"/compute/v1/{below}", asked, body)
+
+    async def compute_or_none(self, path: str, asked: str) -> Json | None:
+        """A resource of the Compute API; None only where Google says that it does not exist (F07)."""
+        try:
+            return await self.compute("GET", path, asked)
+        except RayTpuError as error:
+            if is_absent(error):
+                return None
+            raise
+
+    async def permissions(self, wanted: Sequence[str]) -> list[str]:
+        """Those of the permissions that the account has in the project."""
+        answer = await self._json(
+            "cloudresourcemanager",
+            "POST",
+            f"/v3/projects/{self.project}:testIamPermissions",
+            f"test permissions in project {self.project}",
+            {"permissions": list(wanted)},
+        )
+        return [str(name) for name in answer.get("permissions", [])]
+
+    async def _json(self, api: str, verb: str, path: str, asked: str, body: Json | None) -> Json:
+        endpoint = self._access.endpoints.get(api) or PUBLIC[api]
+        base = endpoint if endpoint.startswith(("http://", "https://")) else f"https://{endpoint}"
+
+        async def send(headers: Sequence[tuple[str, str]]) -> Json:
+            from google.api_core.exceptions import format_http_response_error
+
+            assert self._http is not None, "use `async with GoogleApis(...)`"
+            response = await self._http.request(verb, f"{base}{path}", json=body, headers=list(headers))
+            payload = _object(response)
+            if response.is_success and payload is not None:
+                return payload
+            raise format_http_response_error(response, verb, path, payload)
+
+        return await self._through_door(asked, send)
+
+    async def _through_door(self, asked: str, send: Callable[[Sequence[tuple[str, str]]], Awaitable[T]]) -> T:
+        """One call, sent again with a new token where the last one was refused (F38)."""
+        import httpx
+        from google.api_core.exceptions import GoogleAPIError, Unauthenticated, Unauthorized
+        from google.auth.exceptions import GoogleAuthError
+
+        for renewed in (False, True):
+            headers = await self._headers(renew=renewed)
+            try:
+                return await send(headers)
+            except (Unauthenticated, Unauthorized) as error:
+                if renewed:
+                    raise refused(error, asked) from error
+            except (GoogleAPIError, GoogleAuthError, OSError, httpx.HTTPError) as error:
+                raise refused(error, asked) from error
+        raise AssertionError("unreachable: the second round returns or raises")
+
+    async def _headers(self, *, renew: bool) -> list[tuple[str, str]]:
+        credentials = await self._access.credentials(renew=renew)
+        headers: dict[str, str] = {}
+        credentials.apply(headers)
+        return [(name.lower(), value) for name, value in headers.items()]
+
+
+def _object(response: httpx.Response) -> Json | None:
+    """The answer's JSON object; None where it is none: a proxy's page."""
+    try:
+        found = response.json()
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _import() -> None:
+    try:
+        for module in ("google.cloud.container_v1", "google.cloud.tpu_v2"):
+            import_module(module)
+    except ImportError as error:
+        raise Misconfigured(f"{error}: pip install 'raytpu-ops[google]'") from error
