@@ -15,7 +15,11 @@ if TYPE_CHECKING:
     from raytpu_ops.operators.ray_jobs import RayTpuJobOperator, RayTrainOperator
     from raytpu_ops.operators.ray_serve import RayServeOperator
     from raytpu_ops.operators.reaping import ReapTpuSlicesOperator
-    from raytpu_ops.operators.tpu_slices import ProvisionTpuSlicesOperator, ReleaseTpuSlicesOperator
+    from raytpu_ops.operators.tpu_slices import (
+        PlanTpuSlicesOperator,
+        ProvisionTpuSlicesOperator,
+        ReleaseTpuSlicesOperator,
+    )
     from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
     from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 
@@ -24,6 +28,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "FlexStart": "raytpu_ops.tpu.capacity",
     "OnDemand": "raytpu_ops.tpu.capacity",
+    "PlanTpuSlicesOperator": "raytpu_ops.operators.tpu_slices",
     "ProvisionTpuSlicesOperator": "raytpu_ops.operators.tpu_slices",
     "Queued": "raytpu_ops.tpu.capacity",
     "RayServeOperator": "raytpu_ops.operators.ray_serve",
@@ -41,6 +46,7 @@ _HOMES = {
 __all__ = [
     "FlexStart",
     "OnDemand",
+    "PlanTpuSlicesOperator",
     "ProvisionTpuSlicesOperator",
     "Queued",
     "RayServeOperator",

@@ -8,7 +8,11 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.operators.outcome import TpuSlicesOutcomeOperator
-from raytpu_ops.operators.tpu_slices import ProvisionTpuSlicesOperator, ReleaseTpuSlicesOperator
+from raytpu_ops.operators.tpu_slices import (
+    PlanTpuSlicesOperator,
+    ProvisionTpuSlicesOperator,
+    ReleaseTpuSlicesOperator,
+)
 from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
 from raytpu_ops.tpu.deadlines import Deadlines
 
@@ -36,35 +40,38 @@ def tpu_slices(
 ) -> Iterator[XComArg]:
     """Slices for the tasks of the ``with`` body, acquired before them and released after them.
 
-    Expands to the tasks ``provision`` (setup), ``labelled``, ``release`` (teardown) and ``released``.
-    Every task of the body starts behind ``labelled`` and ends before ``release``, which runs whatever
-    became of them. ``released`` looks at what happened: it is red, and the run with it, where the
-    release left something behind or where work failed and nothing in the DAG made it good, be it
-    that a person marked the run failed.
+    Expands to the tasks ``plan`` and ``provision`` (setups), ``labelled``, ``release`` (teardown) and
+    ``released``. Every task of the body starts behind ``labelled`` and ends before ``release``, which
+    runs whatever became of them, and also where ``provision`` failed or was ended half way.
+    ``released`` looks at what happened: it is red, and the run with it, where the release left
+    something behind or where work failed and nothing in the DAG made it good, be it that a person
+    marked the run failed.
 
     :param generation: ``v6e``, ``v4`` … ; see :class:`ProvisionTpuSlicesOperator` for this and the
         parameters up to ``lease_for``.
     :param deadlines: for the phases of the lease: ``queued``, ``provisioning``, ``labelled``, ``releasing``.
     :param deferrable: wait in the triggerer.
-    :param prefix: put before the three task ids, for a second lease in one DAG.
+    :param prefix: put before these task ids, for a second lease in one DAG.
     :param task_args: arguments of all these tasks, such as ``retries``.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
     """
-    Deadlines.of(deadlines)
-    provision = ProvisionTpuSlicesOperator(
-        task_id=f"{prefix}provision",
-        generation=generation,
-        topology=topology,
-        num_slices=num_slices,
-        machine_type=machine_type,
-        capacity=capacity,
-        backend=backend,
-        backend_options=backend_options,
-        ray_tpu_conn_id=ray_tpu_conn_id,
-        lease_for=lease_for,
-        deferrable=deferrable,
+    wanted: dict[str, Any] = {
+        "generation": generation,
+        "topology": topology,
+        "num_slices": num_slices,
+        "machine_type": machine_type,
+        "capacity": capacity,
+        "backend": backend,
+        "backend_options": backend_options,
+        "ray_tpu_conn_id": ray_tpu_conn_id,
+        "lease_for": lease_for,
+        "deadlines": deadlines,
+        "deferrable": deferrable,
         **task_args,
-    )
+    }
+    plan = PlanTpuSlicesOperator(task_id=f"{prefix}plan", **wanted)
+    provision = ProvisionTpuSlicesOperator(task_id=f"{prefix}provision", **wanted)
+    plan >> provision
     release = ReleaseTpuSlicesOperator(
         task_id=f"{prefix}release",
         lease=provision.output,
@@ -78,7 +85,8 @@ def tpu_slices(
     )
     # Not on_failure_fail_dagrun: with it Airflow takes no task before it for a leaf, and a release that
     # succeeds would hide work that failed (airflow/models/dagrun.py, is_effective_leaf).
-    with release.as_teardown(setups=provision):
+    # One setup that succeeded is enough for a teardown: where only provisioning failed, it runs all the same.
+    with release.as_teardown(setups=[plan, provision]):
         labelled = TpuSlicesReadySensor(
             task_id=f"{prefix}labelled",
             lease=provision.output,
@@ -94,11 +102,11 @@ def tpu_slices(
     _end_before(release, body)
     outcome = TpuSlicesOutcomeOperator(
         task_id=f"{prefix}released",
-        provision_task_id=provision.task_id,
+        opening_task_id=plan.task_id,
         release_task_id=release.task_id,
         **{**task_args, "retries": 0},
     )
-    release >> outcome.as_teardown(setups=provision, on_failure_fail_dagrun=True)
+    release >> outcome.as_teardown(setups=[plan, provision], on_failure_fail_dagrun=True)
 
 
 def _begin_behind(labelled: TpuSlicesReadySensor, body: Sequence[AbstractOperator]) -> None:

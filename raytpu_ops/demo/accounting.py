@@ -41,7 +41,7 @@ def costs(run: Finished) -> list[PhaseCost]:
         if state.phase not in seconds:
             continue
         took = seconds[state.phase]
-        chips = lease.spec.chips if lease else 0
+        chips = lease.spec.chips if lease and state.phase != "plan" else 0
         held_s = took
         if lease and state.ended and state.phase == "provision":
             held_s = min(took, max(0.0, (state.ended - lease.granted_at).total_seconds()))

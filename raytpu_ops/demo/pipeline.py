@@ -20,6 +20,7 @@ from raytpu_ops.tpu.lease import SliceLease
 
 #: Phase and task of the DAG that it ends with, in the order in which they run.
 PHASES: dict[str, str] = {
+    "plan": "plan",
     "provision": "provision",
     "labelled": "labelled",
     "train": "train",

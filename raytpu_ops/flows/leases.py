@@ -9,7 +9,7 @@ from typing import TypeVar
 from raytpu_ops.backends.base import Backend, Released, Say
 from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
-from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.waits import Done, Pending, Wait, wait_async
 
@@ -105,6 +105,15 @@ async def reach(
 
 def _lost(lease: SliceLease, report: Readiness) -> Preempted:
     return Preempted(f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one.")
+
+
+async def take_back(backend: Backend, owner: Owner) -> list[str]:
+    """Tell everything that was made for an owner to go, without waiting until it is gone.
+
+    :return: what is still there, in words.
+    """
+    lease = await backend.find(owner)
+    return [] if lease is None else (await backend.release(lease)).left
 
 
 async def give_back(backend: Backend, lease: SliceLease, *, by: datetime, say: Say, poll_s: float = 3.0) -> Released:

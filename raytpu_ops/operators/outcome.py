@@ -76,15 +76,15 @@ class TpuSlicesOutcomeOperator(BaseOperator):
     A teardown with ``on_failure_fail_dagrun``, behind the release: it runs whatever became of the
     work, and the run is red when it is. Failures that the DAG handles leave the run green.
 
-    :param provision_task_id: the setup that opens the scope.
+    :param opening_task_id: the first setup, which opens the scope.
     :param release_task_id: the teardown that closes it.
     """
 
     ui_color = "#f3dcc4"
 
-    def __init__(self, *, provision_task_id: str, release_task_id: str, **kwargs: Any) -> None:
+    def __init__(self, *, opening_task_id: str, release_task_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.provision_task_id = provision_task_id
+        self.opening_task_id = opening_task_id
         self.release_task_id = release_task_id
 
     def execute(self, context: Context) -> None:
@@ -108,8 +108,8 @@ class TpuSlicesOutcomeOperator(BaseOperator):
     def scope(self) -> dict[str, set[str]]:
         """The tasks between provisioning and release, with what is below each; teardowns are left out."""
         tasks = self.get_dag().task_dict  # type: ignore[union-attr] # a running task has a DAG
-        inside = _reach([tasks[self.provision_task_id]], "downstream_task_ids", tasks, self.release_task_id)
-        inside &= _reach([tasks[self.release_task_id]], "upstream_task_ids", tasks, self.provision_task_id)
+        inside = _reach([tasks[self.opening_task_id]], "downstream_task_ids", tasks, self.release_task_id)
+        inside &= _reach([tasks[self.release_task_id]], "upstream_task_ids", tasks, self.opening_task_id)
         return {
             task_id: {
                 one

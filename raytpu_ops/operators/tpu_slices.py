@@ -1,4 +1,4 @@
-"""Operators that acquire slices and give them back."""
+"""Operators that plan slices, acquire them and give them back."""
 
 from __future__ import annotations
 
@@ -21,32 +21,13 @@ if TYPE_CHECKING:
 
     from raytpu_ops.backends.base import Backend, Plan
     from raytpu_ops.tpu.capacity import AnyCapacity
-    from raytpu_ops.triggers.leases import ReleaseSlicesTrigger
+    from raytpu_ops.triggers.leases import ProvisionSlicesTrigger, ReleaseSlicesTrigger
 
 
-class ProvisionTpuSlicesOperator(RayTpuOperator):
-    """Acquires whole TPU slices with Ray on them; its output is the lease that later tasks take.
+class _WantsSlices(RayTpuOperator):
+    """What planning and provisioning share: what is wanted, of whom, and for how long.
 
-    Safe to run again: a retry adopts what an earlier try made and finishes what it left half made.
-    A try that fails or is told to end gives everything back before it ends, because Airflow runs a
-    teardown only after its setup has succeeded. One whose process is killed outright cannot: the
-    next try adopts what it made, and after the last try the reaper takes it, see
-    :class:`~raytpu_ops.operators.reaping.ReapTpuSlicesOperator`.
-
-    :param generation: ``v4``, ``v5e``, ``v5p``, ``v6e`` or ``7x`` in any usual spelling, or a pod type
-        such as ``v6e-16``.
-    :param topology: ``4x4``, ``2x2x2``. (templated)
-    :param num_slices: how many slices, each whole. (templated)
-    :param machine_type: where generation and topology leave a choice. (templated)
-    :param capacity: one rung or a list of rungs that are tried in order: ``OnDemand()``, ``Spot()``,
-        ``Reservation(name)``, ``FlexStart(…)``, ``Queued(…)``. (templated)
-    :param backend: ``local`` or ``gke``; may be left to the connection. (templated)
-    :param backend_options: options of the backend for this lease, over those of the connection: for ``gke``
-        an ``image``, a Kueue ``queue``, pod templates and so on. (templated)
-    :param ray_tpu_conn_id: the connection to the backend. (templated)
-    :param lease_for: after this long the reaper takes the slices, where one runs: ``dags/tpu_reaper.py`` or
-        ``raytpu reap`` (``timedelta`` or seconds).
-    :param deferrable: wait in the triggerer where the backend waits for a cloud.
+    The parameters are told in :class:`ProvisionTpuSlicesOperator`.
     """
 
     template_fields: Sequence[str] = (
@@ -60,7 +41,6 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
         "ray_tpu_conn_id",
     )
     ui_color = "#c8f0d0"
-    operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
 
     def __init__(
         self,
@@ -74,6 +54,7 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
         backend_options: dict[str, Any] | None = None,
         ray_tpu_conn_id: str | None = None,
         lease_for: timedelta | float = timedelta(hours=24),
+        deadlines: Deadlines | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -86,34 +67,22 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
         self.backend_options = backend_options
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.lease_for = lease_for
+        self.deadlines = deadlines
+        Deadlines.of(deadlines)
         if not any(has_template(getattr(self, field)) for field in self.template_fields):
             # Nothing to be rendered: a mistake shows when the DAG file is parsed, not in the first run.
             self._wanted()
 
-    def begin(self, context: Context) -> dict[str, Any]:
-        """Plan, then acquire.
-
-        :return: the lease, as plain JSON.
-        """
-        backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
-        owner = owner_of(context)
-        plan = self._plan(backend)
-        for line in (*plan.creates, *plan.notes):
-            self.log.info("Plan: %s", line)
-        try:
-            lease = self.run_flow(backend.acquire(plan, owner))
-        except asyncio.CancelledError:
-            # Only a kill cancels. The flow could not roll back by itself: in a triggerer it must not.
-            asyncio.run(_take_back(backend, owner))
-            raise
-        lease = lease.model_copy(update={"conn_id": self.ray_tpu_conn_id})
-        self.log.info("Granted lease %s to %s: %s until %s", lease.id, owner.key, lease.spec, lease.expires_at)
-        context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
-        return lease.to_xcom()
+    def _open(self) -> Backend:
+        return RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
 
     def _plan(self, backend: Backend) -> Plan:
+        """The plan, told to the log before anything is made."""
         spec, rungs, lease_for = self._wanted()
-        return self.run_flow(backend.plan(spec, rungs, lease_for=lease_for))
+        plan = self.run_flow(backend.plan(spec, rungs, lease_for=lease_for))
+        for line in (*plan.creates, *plan.notes):
+            self.log.info("Plan: %s", line)
+        return plan.model_copy(update={"deadlines": Deadlines.of(self.deadlines)})
 
     def _wanted(self) -> tuple[SliceSpec, list[AnyCapacity], timedelta]:
         spec = SliceSpec.of(
@@ -123,6 +92,102 @@ class ProvisionTpuSlicesOperator(RayTpuOperator):
             machine_type=self.machine_type or None,
         )
         return spec, ladder(self.capacity), as_duration(self.lease_for, "lease_for")
+
+
+class PlanTpuSlicesOperator(_WantsSlices):
+    """Checks what is wanted before anything is made: shape, names, options, rights, quota where that can be told.
+
+    ``tpu_slices`` puts it before provisioning as a setup of its own, for two reasons: what cannot work is
+    refused while it costs nothing, and Airflow runs a teardown only where a setup succeeded, so the slices
+    are released also where provisioning failed or was ended half way.
+
+    The parameters are those of :class:`ProvisionTpuSlicesOperator`.
+    """
+
+    def begin(self, context: Context) -> dict[str, Any]:
+        """Plan.
+
+        :return: ``spec`` in words, ``creates`` and ``notes``, one line each.
+        """
+        plan = self._plan(self._open())
+        return {"spec": str(plan.spec), "creates": plan.creates, "notes": plan.notes}
+
+
+class ProvisionTpuSlicesOperator(_WantsSlices):
+    """Acquires whole TPU slices with Ray on them; its output is the lease that later tasks take.
+
+    Safe to run again: a retry adopts what an earlier try made and finishes what it left half made.
+    A try that fails or is told to end gives everything back before it ends, because Airflow runs a
+    teardown only after a setup has succeeded. One whose process is killed outright cannot: the
+    next try adopts what it made, and after the last try the release task of ``tpu_slices`` takes it, or
+    the reaper, see :class:`~raytpu_ops.operators.reaping.ReapTpuSlicesOperator`.
+
+    Where a backend waits for a cloud, the task waits in the triggerer, unless ``deferrable`` is off.
+
+    :param generation: ``v4``, ``v5e``, ``v5p``, ``v6e`` or ``7x`` in any usual spelling, or a pod type
+        such as ``v6e-16``.
+    :param topology: ``4x4``, ``2x2x2``. (templated)
+    :param num_slices: how many slices, each whole. (templated)
+    :param machine_type: where generation and topology leave a choice. (templated)
+    :param capacity: one rung or a list of rungs that are tried in order: ``OnDemand()``, ``Spot()``,
+        ``Reservation(name)``, ``FlexStart(…)``, ``Queued(…)``; each may say how long it is waited for, by
+        ``within``. (templated)
+    :param backend: ``local``, ``gke`` or ``tpu_vm``; may be left to the connection. (templated)
+    :param backend_options: options of the backend for this lease, over those of the connection: for ``gke``
+        an ``image``, a Kueue ``queue``, pod templates and so on. (templated)
+    :param ray_tpu_conn_id: the connection to the backend. (templated)
+    :param lease_for: after this long the reaper takes the slices, where one runs: ``dags/tpu_reaper.py`` or
+        ``raytpu reap`` (``timedelta`` or seconds).
+    :param deadlines: ``queued`` and ``provisioning``, each a ``timedelta`` or seconds: how long a rung that
+        does not say it itself is waited for.
+    """
+
+    operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+
+    def begin(self, context: Context) -> dict[str, Any]:
+        """Plan, then acquire.
+
+        :return: the lease, as plain JSON.
+        """
+        backend, owner = self._open(), owner_of(context)
+        plan = self._plan(backend)
+
+        async def flow() -> dict[str, Any]:
+            return (await backend.acquire(plan, owner, say=self.log.info)).to_xcom()
+
+        def trigger() -> ProvisionSlicesTrigger:
+            from raytpu_ops.triggers.leases import ProvisionSlicesTrigger
+
+            return ProvisionSlicesTrigger(
+                plan=plan.model_dump(mode="json"),
+                owner=owner.model_dump(mode="json"),
+                ray_tpu_conn_id=self.ray_tpu_conn_id,
+                options=self.backend_options,
+            )
+
+        try:
+            return self.carry(
+                context, flow=flow, trigger=trigger, deferred=self.deferrable and not backend.acquires_in_task
+            )
+        except asyncio.CancelledError:
+            # Only a kill cancels. The flow could not roll back by itself: in a triggerer it must not.
+            self._take_back(backend, owner)
+            raise
+
+    def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
+        """Say what was granted, and hand it on."""
+        lease = SliceLease.from_xcom(result).model_copy(update={"conn_id": self.ray_tpu_conn_id})
+        for line in lease.attempts:
+            self.log.info("Tried before: %s", line)
+        self.log.info("Granted lease %s to %s: %s until %s", lease.id, lease.owner.key, lease.spec, lease.expires_at)
+        context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
+        return lease.to_xcom()
+
+    def _take_back(self, backend: Backend, owner: Owner) -> None:
+        from raytpu_ops.flows.leases import take_back
+
+        for line in asyncio.run(take_back(backend, owner)):
+            self.log.warning("Still there, until the release task or the reaper takes it: %s", line)
 
 
 class ReleaseTpuSlicesOperator(RayTpuOperator):
@@ -213,9 +278,3 @@ def as_duration(value: object, what: str) -> timedelta:
     if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
         raise InvalidSpec(f"{what}: {value!r} is no duration: give a timedelta or seconds, longer than zero")
     return timedelta(seconds=seconds)
-
-
-async def _take_back(backend: Backend, owner: Owner) -> None:
-    lease = await backend.find(owner)
-    if lease is not None:
-        await backend.release(lease)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 from abc import abstractmethod
 from collections.abc import AsyncIterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -21,20 +21,21 @@ from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.triggers.log_channel import wait_until_read
 
+if TYPE_CHECKING:
+    from raytpu_ops.hooks.ray_tpu import RayTpuHook
+
 #: States of a task instance in which somebody still works on it: this trigger elsewhere, or a newer try.
 ALIVE = frozenset({"deferred", "running"})
 
 
 class FlowTrigger(BaseTrigger):
-    """Runs one flow on a lease and sends its result, or its failure, as one event.
+    """Runs one flow and sends its result, or its failure, as one event.
 
-    :param lease: the lease, as plain JSON.
     :param owner: the task instance that deferred, as plain JSON.
     """
 
-    def __init__(self, *, lease: dict[str, Any], owner: dict[str, Any]) -> None:
+    def __init__(self, *, owner: dict[str, Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call] # Airflow's own has no annotations
-        self.lease = SliceLease.from_xcom(lease)
         self.owner = Owner.model_validate(owner)
         self._fired = False
 
@@ -42,19 +43,25 @@ class FlowTrigger(BaseTrigger):
     async def flow(self, backend: Backend) -> dict[str, Any]:
         """The work; its result as plain JSON, which the task's resume method gets."""
 
-    async def stop(self, backend: Backend) -> None:
-        """Stop what the flow runs remotely; nothing by default."""
+    @abstractmethod
+    def hook(self) -> RayTpuHook:
+        """The hook whose backend the flow works with."""
+
+    @abstractmethod
+    async def ended(self, backend: Backend, state: str | None) -> None:
+        """The task ended while the flow was under way, by a person or by its run's time.
+
+        :param state: of the task instance now; None after a clear.
+        """
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
         """The class's path and its arguments, as plain JSON."""
         path = f"{type(self).__module__}.{type(self).__qualname__}"
-        return path, {"lease": self.lease.to_xcom(), "owner": self.owner.model_dump(mode="json")}
+        return path, {"owner": self.owner.model_dump(mode="json")}
 
     async def backend(self) -> Backend:
-        """The lease's backend. The connection is read in a thread: that call blocks, and is refused in ``on_kill``."""
-        from raytpu_ops.hooks.ray_tpu import RayTpuHook
-
-        return await asyncio.to_thread(lambda: RayTpuHook.for_lease(self.lease).backend)
+        """The backend. The connection is read in a thread: that call blocks, and is refused in ``on_kill``."""
+        return await asyncio.to_thread(lambda: self.hook().backend)
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
         """Run the flow; a failure of a class of ours travels as an event, for its class would be lost otherwise."""
@@ -68,30 +75,14 @@ class FlowTrigger(BaseTrigger):
         yield TriggerEvent(event)
 
     async def on_kill(self) -> None:
-        """Stop the remote work if a person ended the task; a hand-over to another triggerer stops nothing."""
+        """Act where a person, or the run's time, ended the task; a hand-over to another triggerer changes nothing."""
         if self._fired:
             return
         state = await self.task_state()
         if state in ALIVE:
             self.log.info("%s is %s elsewhere: its remote work goes on", self.owner.key, state)
             return
-        self.log.info("%s is %s: stopping its remote work", self.owner.key, state or "cleared")
-        backend = await self.backend()
-        try:
-            await self.stop(backend)
-        finally:
-            if state is not None and self._same_run() and await self.run_is_over():
-                await self.give_back(backend)
-
-    async def give_back(self, backend: Backend) -> None:
-        """Release the lease of a run that is over while its teardown never ran: ``dagrun_timeout`` skips that too.
-
-        A run that a person ends is not over before its teardown is, so nothing is taken from that.
-        """
-        self.log.info("The run %s is over: giving back lease %s", self.owner.run_id, self.lease.id)
-        released = await backend.release(self.lease)
-        for line in released.left:
-            self.log.warning("Still there, until the reaper's next round: %s", line)
+        await self.ended(await self.backend(), state)
 
     async def task_state(self) -> str | None:
         """The task instance's state in Airflow now."""
@@ -108,11 +99,6 @@ class FlowTrigger(BaseTrigger):
         of_run = states.get(owner.run_id, {})
         return next((str(getattr(state, "value", state)) for state in of_run.values() if state), None)
 
-    def _same_run(self) -> bool:
-        """The lease was granted in this very run; one that another run handed on is that one's."""
-        granted = self.lease.owner
-        return (granted.dag_id, granted.run_id) == (self.owner.dag_id, self.owner.run_id)
-
     async def run_is_over(self) -> bool:
         """Whether the DAG run that the owner belongs to has ended."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance
@@ -123,3 +109,53 @@ class FlowTrigger(BaseTrigger):
             RuntimeTaskInstance.get_dr_count, dag_id=owner.dag_id, run_ids=[owner.run_id], states=states
         )
         return count > 0
+
+
+class LeaseTrigger(FlowTrigger):
+    """A flow on a lease.
+
+    :param lease: the lease, as plain JSON.
+    :param owner: the task instance that deferred, as plain JSON.
+    """
+
+    def __init__(self, *, lease: dict[str, Any], owner: dict[str, Any]) -> None:
+        super().__init__(owner=owner)
+        self.lease = SliceLease.from_xcom(lease)
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """The class's path and its arguments, as plain JSON."""
+        path, kwargs = super().serialize()
+        return path, {"lease": self.lease.to_xcom(), **kwargs}
+
+    def hook(self) -> RayTpuHook:
+        """The hook by which the lease was granted."""
+        from raytpu_ops.hooks.ray_tpu import RayTpuHook
+
+        return RayTpuHook.for_lease(self.lease)
+
+    async def stop(self, backend: Backend) -> None:
+        """Stop what the flow runs remotely; nothing by default."""
+
+    async def ended(self, backend: Backend, state: str | None) -> None:
+        """Stop the remote work; beyond the run's end give the lease back too."""
+        self.log.info("%s is %s: stopping its remote work", self.owner.key, state or "cleared")
+        try:
+            await self.stop(backend)
+        finally:
+            if state is not None and self._same_run() and await self.run_is_over():
+                await self.give_back(backend)
+
+    async def give_back(self, backend: Backend) -> None:
+        """Release the lease of a run that is over while its teardown never ran: ``dagrun_timeout`` skips that too.
+
+        A run that a person ends is not over before its teardown is, so nothing is taken from that.
+        """
+        self.log.info("The run %s is over: giving back lease %s", self.owner.run_id, self.lease.id)
+        released = await backend.release(self.lease)
+        for line in released.left:
+            self.log.warning("Still there, until the reaper's next round: %s", line)
+
+    def _same_run(self) -> bool:
+        """The lease was granted in this very run; one that another run handed on is that one's."""
+        granted = self.lease.owner
+        return (granted.dag_id, granted.run_id) == (self.owner.dag_id, self.owner.run_id)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 from raytpu_ops.backends.base import Backend
-from raytpu_ops.triggers.base import FlowTrigger
+from raytpu_ops.triggers.base import LeaseTrigger
 
 #: Where a trigger notes how many of the job's lines are in the task's log.
 LINES_KEY = "log_lines"
@@ -15,7 +15,7 @@ LINES_KEY = "log_lines"
 NOTE_EVERY_S = 5.0
 
 
-class RequestTrigger(FlowTrigger):
+class RequestTrigger(LeaseTrigger):
     """A flow with a request of its own.
 
     :param request: the request, as plain JSON.

@@ -52,13 +52,15 @@ def beyond_its_timeout(
 
 
 def test_what_ends_without_a_hand(airflow_instance: AirflowInstance, tmp_path: Path) -> None:
-    """One run each, side by side: good, the work fails, the release fails, the setup fails, a branch skips the rest."""
+    """One run each, side by side: good, the work fails, the release fails, the setup fails,
+    the setup is killed when it has made everything, a branch skips the rest."""
     dag = "outcome"
     cases: dict[str, dict[str, object]] = {
         "good": {},
         "work": {"fail": "second"},
         "release": {"refuse": "release"},
         "setup": {"refuse": "provision"},
+        "killed": {"refuse": "half way"},
         "branch": {"skip": True},
     }
     folders = {name: tmp_path / name for name in cases}
@@ -73,16 +75,19 @@ def test_what_ends_without_a_hand(airflow_instance: AirflowInstance, tmp_path: P
         "work": "failed",
         "release": "failed",
         "setup": "failed",
+        "killed": "failed",
         "branch": "success",
     }
     assert {name: tasks["released"] for name, (_, tasks) in ends.items()} == {
         "good": "success",
         "work": "failed",
         "release": "failed",
-        "setup": "upstream_failed",
+        "setup": "failed",
+        "killed": "failed",
         "branch": "success",
     }
     assert ends["branch"][1]["third"] == "skipped"
+    assert [ends[name][1]["provision"] for name in ("setup", "killed")] == ["failed", "failed"]
     assert {name: len(leases(made)) for name, made in folders.items() if leases(made)} == {"release": 1}
 
 

@@ -5,6 +5,8 @@ Its options: ``folder``, where a file for each lease lies; ``refuse``, a phase t
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -51,6 +53,8 @@ class PlayedBackend:
             expires_at=now + plan.lease_for,
         )
         self._file(lease).write_text(lease.model_dump_json())
+        if self.refuse == "half way":
+            os.kill(os.getpid(), signal.SIGKILL)
         return lease
 
     async def find(self, owner: Owner) -> SliceLease | None:

@@ -18,6 +18,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 BEGAN = datetime(2026, 1, 1, tzinfo=UTC)
 #: Phase -> seconds after the start of the run at which its task began and ended.
 TIMES = {
+    "plan": (0.5, 1),
     "provision": (1, 4),
     "labelled": (5, 30),
     "train": (31, 60),
@@ -44,6 +45,7 @@ def lease() -> dict[str, Any]:
 
 
 OUTPUTS: dict[str, Any] = {
+    "plan": {"spec": "two slices", "creates": [], "notes": []},
     "labelled": lease(),
     "provision": lease(),
     "train": {
@@ -118,16 +120,18 @@ def test_phases_are_in_the_order_in_which_they_run():
 
 def test_seconds_of_the_phases_add_up_to_the_run():
     seconds = run_to_end().last.seconds()
-    assert seconds == {"provision": 4, "labelled": 26, "train": 30, "serve": 20, "evaluate": 10, "release": 5}
+    assert list(seconds) == list(PHASES)
+    assert list(seconds.values()) == [1, 3, 26, 30, 20, 10, 5]
+    assert sum(seconds.values()) == TIMES["release"][1]
 
 
 @pytest.mark.parametrize(
     ("now", "states"),
     [
-        (0, ["waiting"] * 6),
-        (2, ["running", *["waiting"] * 5]),
-        (40, ["done", "done", "running", "waiting", "waiting", "waiting"]),
-        (95, ["done"] * 6),
+        (0, ["waiting"] * 7),
+        (2, ["done", "running", *["waiting"] * 5]),
+        (40, ["done", "done", "done", "running", "waiting", "waiting", "waiting"]),
+        (95, ["done"] * 7),
     ],
 )
 def test_states_in_words(now: float, states: list[str]):
@@ -136,7 +140,7 @@ def test_states_in_words(now: float, states: list[str]):
 
 def test_a_running_phase_counts_up_to_now():
     snapshot = look(Api(40), "r")  # type: ignore[arg-type]
-    assert snapshot.seconds(at(40)) == {"provision": 4, "labelled": 26, "train": 10}
+    assert snapshot.seconds(at(40)) == {"plan": 1, "provision": 3, "labelled": 26, "train": 10}
 
 
 def test_the_dag_is_unpaused_before_it_is_triggered():
@@ -147,13 +151,14 @@ def test_the_dag_is_unpaused_before_it_is_triggered():
 
 
 def test_a_run_that_does_not_end_is_named_with_its_phases():
-    with pytest.raises(DeadlineExceeded, match="not over after 0 s: provision done, labelled running, train waiting"):
+    with pytest.raises(DeadlineExceeded, match="after 0 s: plan done, provision done, labelled running, train waiting"):
         run_pipeline(Api(10), {}, deadline_s=0, poll_s=0)  # type: ignore[arg-type]
 
 
 def test_chip_seconds_are_held_from_the_grant_and_used_by_training_and_answering():
     lines = {line.phase: line for line in costs(run_to_end())}
-    assert {line.chips for line in lines.values()} == {16}
+    assert {line.chips for phase, line in lines.items() if phase != "plan"} == {16}
+    assert (lines["plan"].chips, lines["plan"].used, lines["plan"].idle) == (0, 0, 0)
     assert (lines["provision"].used, lines["provision"].idle) == (0, 16)  # granted a second before it ended
     assert (lines["labelled"].used, lines["labelled"].idle) == (0, 26 * 16)
     assert (lines["train"].used, lines["train"].idle) == (20 * 16, 10 * 16)
@@ -188,7 +193,7 @@ def test_a_failed_phase_brings_the_end_of_its_log():
     text = report_of(run)
     assert "serve went wrong" in text
     assert "ValueError: [brackets] stay" in text
-    assert run.last.phases[4].state == "not run"
+    assert run.last.phases[5].state == "not run"
 
 
 def test_plain_progress_says_each_change_once(capsys: pytest.CaptureFixture[str]):
@@ -196,9 +201,10 @@ def test_plain_progress_says_each_change_once(capsys: pytest.CaptureFixture[str]
     for now in (0, 2, 3, 6, 40, 41, 1000):
         shown.show(look(Api(now), "r"))  # type: ignore[arg-type]
     said = [line.split("  ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert said[:5] == [
+    assert said[:6] == [
+        "plan: done in 1.0 s",
         "provision: running",
-        "provision: done in 4.0 s",
+        "provision: done in 3.0 s",
         "labelled: running",
         "labelled: done in 26.0 s",
         "train: running",

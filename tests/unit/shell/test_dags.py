@@ -27,17 +27,19 @@ def load(name: str) -> DAG:
 def test_pipeline_acquires_first_and_releases_last() -> None:
     dag = load("tpu_train_and_serve")
 
+    assert dag.get_task("plan").is_setup
     assert dag.get_task("provision").is_setup
+    assert dag.get_task("provision").upstream_task_ids == {"plan"}
     assert dag.get_task("release").is_teardown
     assert not dag.get_task("release").on_failure_fail_dagrun
     assert dag.get_task("released").is_teardown
     assert dag.get_task("released").on_failure_fail_dagrun
-    assert dag.get_task("released").upstream_task_ids == {"provision", "release"}
-    assert dag.get_task("labelled").upstream_task_ids == {"provision"}
+    assert dag.get_task("released").upstream_task_ids == {"plan", "provision", "release"}
+    assert dag.get_task("labelled").upstream_task_ids == {"plan", "provision"}
     assert dag.get_task("train").upstream_task_ids == {"labelled"}
     assert dag.get_task("serve").upstream_task_ids == {"labelled", "train"}
     assert dag.get_task("evaluate").upstream_task_ids == {"labelled", "serve"}
-    assert dag.get_task("release").upstream_task_ids == {"provision", "evaluate"}
+    assert dag.get_task("release").upstream_task_ids == {"plan", "provision", "evaluate"}
 
 
 def test_pipeline_is_not_scheduled_and_has_a_form() -> None:
@@ -54,7 +56,7 @@ def test_step_inside_another_dag_sits_between_its_tasks() -> None:
 
     assert dag.get_task("norms").upstream_task_ids == {"matrices", "labelled"}
     assert dag.get_task("summarise").upstream_task_ids == {"norms"}
-    assert dag.get_task("release").upstream_task_ids == {"provision", "summarise"}
+    assert dag.get_task("release").upstream_task_ids == {"plan", "provision", "summarise"}
 
 
 def test_two_leases_in_one_dag() -> None:
@@ -64,8 +66,8 @@ def test_two_leases_in_one_dag() -> None:
         with tpu_slices("v4", topology="2x2x1", backend="local", prefix="b_") as lease:
             RayTrainOperator(task_id="train_b", lease=lease, train_loop="m:f", storage="/s")
 
-    assert dag.get_task("a_release").upstream_task_ids == {"a_provision", "train_a"}
-    assert dag.get_task("b_release").upstream_task_ids == {"b_provision", "train_b"}
+    assert dag.get_task("a_release").upstream_task_ids == {"a_plan", "a_provision", "train_a"}
+    assert dag.get_task("b_release").upstream_task_ids == {"b_plan", "b_provision", "train_b"}
 
 
 def test_task_arguments_reach_every_task_of_the_lease() -> None:
@@ -73,6 +75,7 @@ def test_task_arguments_reach_every_task_of_the_lease() -> None:
         pass
 
     assert {task.task_id: task.retries for task in dag.tasks} == {
+        "plan": 7,
         "provision": 7,
         "labelled": 7,
         "release": 7,

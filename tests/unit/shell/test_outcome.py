@@ -88,7 +88,9 @@ def outcome() -> TpuSlicesOutcomeOperator:
 
 
 def test_the_scope_is_what_lies_between_provision_and_release(outcome: TpuSlicesOutcomeOperator) -> None:
+    everything = {"labelled", "first", "second", "after"}
     assert outcome.scope() == {
+        "provision": everything,
         "labelled": {"first", "second", "after"},
         "first": {"second", "after"},
         "second": {"after"},
@@ -96,7 +98,7 @@ def test_the_scope_is_what_lies_between_provision_and_release(outcome: TpuSlices
 
 
 def run(outcome: TpuSlicesOutcomeOperator, **states: str | None) -> None:
-    good = dict.fromkeys(["labelled", "first", "second", "after", "release"], "success")
+    good = dict.fromkeys(["provision", "labelled", "first", "second", "after", "release"], "success")
     context: Any = {"ti": Instance({**good, **states})}
     # The guard of Airflow against calls outside a task looks at the wrapped method.
     type(outcome).execute.__wrapped__(outcome, _context(context))  # type: ignore[attr-defined]

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from airflow._shared.module_loading import import_string
 
+from raytpu_ops.backends.base import Plan, Released
+from raytpu_ops.tpu.capacity import FlexStart, Spot
 from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
-from raytpu_ops.triggers.base import FlowTrigger
-from raytpu_ops.triggers.leases import ReleaseSlicesTrigger, SlicesReadyTrigger
+from raytpu_ops.triggers.base import FlowTrigger, LeaseTrigger
+from raytpu_ops.triggers.leases import ProvisionSlicesTrigger, ReleaseSlicesTrigger, SlicesReadyTrigger
 from raytpu_ops.triggers.ray_work import RayJobTrigger, RayServeTrigger
 
 OWNER = Owner(dag_id="d", run_id="r", task_id="t")
@@ -31,7 +33,15 @@ LEASE = SliceLease(
 COMMON: dict[str, Any] = {"lease": LEASE.to_xcom(), "owner": OWNER.model_dump(mode="json")}
 SCHEDULE = {"begun": "2030-01-01T00:00:00Z", "deadlines": {}}
 
+PLAN = Plan(backend="local", spec=LEASE.spec, ladder=[Spot(), FlexStart(3600, within=60)])
+
 TRIGGERS: list[FlowTrigger] = [
+    ProvisionSlicesTrigger(
+        plan=PLAN.model_dump(mode="json"),
+        owner=COMMON["owner"],
+        ray_tpu_conn_id="tpus",
+        options={"namespace": "ml"},
+    ),
     SlicesReadyTrigger(**COMMON, schedule=SCHEDULE, poll_s=1.0),
     ReleaseSlicesTrigger(**COMMON, by="2030-01-01T00:00:00+00:00"),
     RayJobTrigger(**COMMON, request={"attempt": {"epoch": 1}}),
@@ -39,7 +49,7 @@ TRIGGERS: list[FlowTrigger] = [
 ]
 
 
-class Probe(FlowTrigger):
+class Probe(LeaseTrigger):
     """A trigger whose flow and state a test chooses; remembers what it stopped."""
 
     outcome: Callable[[], dict[str, Any]] = staticmethod(lambda: {"answer": 42})
@@ -155,6 +165,47 @@ async def test_a_late_kill_after_the_event_stops_nothing() -> None:
     await probe.on_kill()
 
     assert probe.stopped == 0
+
+
+class Slices:
+    """A backend that remembers whose slices it took back; one request arrives late."""
+
+    def __init__(self) -> None:
+        self.leases = [LEASE, LEASE]
+        self.released = 0
+
+    async def find(self, owner: Owner) -> SliceLease | None:
+        assert owner == OWNER
+        return self.leases.pop() if self.leases else None
+
+    async def release(self, lease: SliceLease) -> Released:
+        self.released += 1
+        return Released(removed=[lease.id])
+
+
+@pytest.mark.parametrize(
+    ("state", "released"),
+    [("failed", 2), ("success", 2), ("skipped", 2), (None, 0), ("scheduled", 0), ("deferred", 0), ("up_for_retry", 0)],
+)
+async def test_slices_that_a_person_does_not_want_any_more_are_taken_back_while_they_are_provisioned(
+    state: str | None, released: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also what a request made that was on its way; after a clear the next try goes on with what there is."""
+    slices = Slices()
+
+    class Ended(ProvisionSlicesTrigger):
+        async def task_state(self) -> str | None:
+            return state
+
+        async def backend(self) -> Any:
+            return slices
+
+    monkeypatch.setattr("raytpu_ops.triggers.leases.IN_FLIGHT_S", 0)
+    _, kwargs = TRIGGERS[0].serialize()
+
+    await Ended(**kwargs).on_kill()
+
+    assert slices.released == released
 
 
 async def test_a_note_that_airflow_does_not_take_ends_no_job(monkeypatch: pytest.MonkeyPatch) -> None:
