@@ -35,7 +35,8 @@ class Row(NamedTuple):
     next_step: str
 
 
-#: Read from the top, the first row that matches counts.
+#: Read from the top, the first row that matches counts. Where a text was seen stands beside its example in
+#: ``tests/unit/google/test_refusals.py``.
 ROWS: tuple[Row, ...] = (
     Row(
         "untrusted",
@@ -43,57 +44,71 @@ ROWS: tuple[Row, ...] = (
         r"CERTIFICATE_VERIFY_FAILED",
         "the server's certificate is not trusted here: check google_endpoints and proxies on the way",
     ),
+    # Before quotas, whose words it borrows.
     Row(
         "rate",
         RemoteUnavailable,
-        r"RATE_LIMIT_EXCEEDED|rateLimitExceeded|quota metric .*(per minute|requests)|per minute per|requests per",
+        r"RATE_LIMIT_EXCEEDED|rateLimitExceeded|per minute|too many (operations|requests)|concurrent operations quota",
         "",
     ),
     Row(
         "busy",
         RemoteUnavailable,
-        r"is (currently )?(running|operating on)|CLUSTER_ALREADY_HAS_OPERATION|operation in progress"
-        r"|incompatible operation|is currently (upgrading|being)",
+        r"running incompatible operation|\boperation \S+ is currently|is currently being (created|deleted|updated)",
         "",
     ),
+    # What used it is on its way out.
+    Row("in_use", RemoteUnavailable, r"resourceInUseByAnotherResource|is already being used by", ""),
     Row(
         "org_policy",
         Misconfigured,
-        r"constraints/|organization policy|org policy|conditionNotMet",
+        r"\bconstraints/|CONDITION_NOT_MET|conditionNotMet|organization policy|org policy",
         "an organization policy forbids it: ask whoever keeps it, or change what is asked for",
     ),
     Row(
         "api_off",
         Misconfigured,
-        r"SERVICE_DISABLED|has not been used in project|it is disabled|accessNotConfigured",
-        "enable the API: gcloud services enable",
+        r"SERVICE_DISABLED|accessNotConfigured|has not been used in project|API is disabled",
+        "enable the API in that project: `gcloud services enable`, with its name",
     ),
     Row(
         "billing",
         Misconfigured,
-        r"BILLING_DISABLED|billing (to be enabled|account .* (disabled|closed))",
-        "enable billing for the project",
+        r"BILLING_DISABLED|billing account|billing to be enabled",
+        "the project's billing account does not allow it",
     ),
     Row(
         "reservation",
         CapacityUnavailable,
-        r"reservation.{0,120}(insufficient|not enough|no (available )?capacity|exhausted|fully|in use|consumed)"
-        r"|(insufficient|not enough|no (available )?capacity).{0,120}reservation",
+        r"insufficient reserved capacity|reservation.{0,160}(does not have (enough|available)|insufficient|exhausted)",
         "the reservation is full: release what uses it, or add a rung",
     ),
     Row(
         "stock_out",
         CapacityUnavailable,
-        r"STOCKOUT|RESOURCE_POOL_EXHAUSTED|does not have enough resources|(no|not enough) (more )?(available )?capacity"
-        r"|insufficient capacity|currently unavailable|out of (capacity|resources)|resource availability",
+        r"STOCKOUT|RESOURCE_POOL_EXHAUSTED|resource_availability|does not have enough resources|no more capacity"
+        r"|(VM instance|accelerator).{0,120} is currently unavailable",
         "try later, another zone or another rung",
+    ),
+    Row(
+        "expired",
+        CapacityUnavailable,
+        r"within the allocation interval|request .{0,40}\bexpired",
+        "nothing came free in time: let it wait longer, or add a zone or a rung",
     ),
     Row(
         "quota",
         CapacityUnavailable,
-        r"QUOTA_EXCEEDED|quotaExceeded|quota (limit|exceeded|metric)|exceeded (your )?quota|insufficient .*quota"
-        r"|Quota '|lacks sufficient quota|exceeds? .{0,40}quota",
-        "raise the quota or release what uses it",
+        r"QUOTA_EXCEEDED|quotaExceeded|quota limit|exceed(s|ed)? .{0,40}quota|insufficient .{0,20}quota"
+        r"|\bquota '[^']+' (exceeded|exhausted)",
+        "release what uses it, or have the quota raised",
+    ),
+    # Operations and pools carry such words with any code, or none.
+    Row(
+        "shape",
+        Misconfigured,
+        r"is not supported|invalid (value|machine type|argument)|bad request|was not found in zone|not be specified",
+        "",
     ),
 )
 #: gRPC code -> class, where no row matches. Numbers of google.rpc.Code.
@@ -107,7 +122,7 @@ _BY_CODE: dict[int, type[RayTpuError]] = {
     14: RemoteUnavailable,  # UNAVAILABLE
     15: RemoteUnavailable,  # DATA_LOSS
 }
-_NOT_FOUND, _ALREADY_EXISTS, _DENIED, _UNAUTHENTICATED = 5, 6, 7, 16
+_UNKNOWN, _NOT_FOUND, _ALREADY_EXISTS, _DENIED, _UNAUTHENTICATED = 2, 5, 6, 7, 16
 _NEXT_STEP = {
     _DENIED: "the account lacks a permission: deploy/google/ has the roles, `raytpu plan` says which are missing",
     _UNAUTHENTICATED: "a new token was refused as well: check the credentials and the machine's clock",
@@ -129,7 +144,7 @@ def refused(error: BaseException, asked: str) -> RayTpuError:
     if isinstance(error, GoogleAuthError):
         return not_proven(error, asked)
     if isinstance(error, GoogleAPICallError):
-        return _judged(_code_of(error), one_line(error.message), list(_reasons(error)), asked)
+        return _judged(_code_of(error), error.message, _words(error), asked)
     return RemoteUnavailable(f"Google, {asked}: {one_line(error)}")
 
 
@@ -142,7 +157,7 @@ def operation_failed(status: Any, asked: str) -> RayTpuError | None:
     """
     if status is None or not (status.code or status.message):
         return None
-    return _judged(int(status.code), one_line(status.message), [], asked)
+    return _judged(int(status.code), status.message, status.message, asked)
 
 
 def told(text: str, asked: str) -> RayTpuError:
@@ -151,7 +166,7 @@ def told(text: str, asked: str) -> RayTpuError:
     :param text: Google's words.
     :param asked: the object that says them.
     """
-    return _judged(None, one_line(text), [], asked)
+    return _judged(_UNKNOWN, text, text, asked)
 
 
 def busy_with(error: BaseException) -> str | None:
@@ -226,26 +241,28 @@ def one_line(error: object) -> str:
 _BUSY = next(row for row in ROWS if row.name == "busy")
 
 
-def _judged(code: int | None, message: str, reasons: list[str], asked: str) -> RayTpuError:
-    row = _row(" ".join([*reasons, message]))
-    kind = row.error if row else _BY_CODE.get(code or 2, Misconfigured)
-    next_step = row.next_step if row else _NEXT_STEP.get(code or 2, "")
-    return kind(f"Google, {asked}: {message or 'no reason given'}{'; ' if next_step else ''}{next_step}")
+def _judged(code: int, message: str, words: str, asked: str) -> RayTpuError:
+    row = _row(words)
+    kind = row.error if row else _BY_CODE.get(code, Misconfigured)
+    next_step = row.next_step if row else _NEXT_STEP.get(code, "")
+    text = one_line(message).rstrip(".") or "no reason given"
+    return kind(f"Google, {asked}: {text}{'; ' if next_step else ''}{next_step}")
 
 
 def _row(words: str) -> Row | None:
-    return next((row for row in ROWS if re.search(row.words, words, re.IGNORECASE)), None)
+    one_spaced = " ".join(words.split())
+    return next((row for row in ROWS if re.search(row.words, one_spaced, re.IGNORECASE)), None)
 
 
 def _words(error: GoogleAPICallError) -> str:
-    return " ".join([*_reasons(error), one_line(error.message)])
+    return " ".join([*_reasons(error), error.message or ""])
 
 
 def _code_of(error: GoogleAPICallError) -> int:
     """The number of google.rpc.Code; REST answers carry an HTTP status alone."""
     if error.grpc_status_code is not None:
         return int(error.grpc_status_code.value[0])
-    by_http = {400: 3, 401: 16, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 499: 1, 501: 12, 503: 14, 504: 4}
+    by_http = {400: 3, 408: 4, 401: 16, 403: 7, 404: 5, 409: 6, 412: 9, 429: 8, 499: 1, 501: 12, 503: 14, 504: 4}
     return by_http.get(error.code or 0, 13 if (error.code or 500) >= 500 else 3)
 
 
