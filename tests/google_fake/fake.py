@@ -1,0 +1,164 @@
+"""The handle that tests hold: start everything, see what was asked, let time pass, let things go wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Iterable
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from google.cloud import container_v1, tpu_v2
+
+from tests.google_fake.clock import Clock
+from tests.google_fake.container import Cluster, Container
+from tests.google_fake.faults import Faults
+from tests.google_fake.gate import Call, Gate
+from tests.google_fake.rpc import RpcServer
+from tests.google_fake.tokens import Tokens, service_account
+from tests.google_fake.tpu import Tpu
+from tests.google_fake.trust import authority
+
+PROJECT = "tpu-project"
+ZONE = "us-central2-b"
+CLUSTER = f"projects/{PROJECT}/locations/{ZONE}/clusters/tpus"
+
+
+class GoogleFake:
+    """Google's APIs on loopback, between `__enter__` and `__exit__`.
+
+    :param clock: the time; default: one that moves only by `advance`.
+    :param cluster: a GKE cluster that is there from the start.
+    :param zones: where its node pools may be; default: its own location.
+    """
+
+    def __init__(self, *, clock: Clock | None = None, cluster: str = CLUSTER, zones: Iterable[str] = ()) -> None:
+        self.clock = clock or Clock()
+        self.tokens = Tokens(self.clock)
+        self.faults = Faults()
+        self.gate = Gate(self.clock, self.tokens, self.faults)
+        self.container = Container(self.clock, self.faults)
+        self.tpu = Tpu(self.clock, self.faults)
+        self.add_cluster(cluster, zones)
+        #: Where each API is reached, `host:port` by its short name.
+        self.endpoints: dict[str, str] = {}
+        self._rpc: RpcServer | None = None
+        self._ticker: threading.Thread | None = None
+        self._before: dict[str, str | None] = {}
+
+    def __enter__(self) -> Self:
+        self._before = {name: os.environ.get(name) for name in self.environment}
+        os.environ.update(self.environment)
+        self._rpc = RpcServer(
+            self.gate,
+            {
+                "google.container.v1.ClusterManager": ("container", self.container.rpcs),
+                "google.cloud.tpu.v2.Tpu": ("tpu", self.tpu.rpcs),
+                "google.longrunning.Operations": ("tpu", self.tpu.operation_rpcs),
+            },
+        )
+        self.endpoints |= {"container": self._rpc.endpoint, "tpu": self._rpc.endpoint}
+        if self.clock.speed:
+            self._ticker = threading.Thread(target=self.clock.run, name="google-fake-clock", daemon=True)
+            self._ticker.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.clock.close()
+        if self._ticker is not None:
+            self._ticker.join()
+        if self._rpc is not None:
+            self._rpc.stop()
+        for name, value in self._before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    # What there is
+
+    @property
+    def ca_file(self) -> Path:
+        """Trust in these servers; all fakes of a process have the same."""
+        return authority().ca
+
+    def key(self, name: str = "airflow", project: str = PROJECT) -> dict[str, str]:
+        """A service account's key, as JSON."""
+        return service_account(project, "https://localhost:1/token", name)
+
+    def key_file(self, folder: Path, name: str = "airflow") -> Path:
+        """Write a service account's key."""
+        path = folder / f"{name}.json"
+        path.touch(mode=0o600)
+        path.write_text(json.dumps(self.key(name)))
+        return path
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Variables with which a process trusts these servers; set in this one while the fake is there.
+
+        gRPC reads its own once in a process, at the first channel.
+        """
+        ca = str(self.ca_file)
+        return {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ca, "REQUESTS_CA_BUNDLE": ca}
+
+    @property
+    def calls(self) -> list[Call]:
+        """Every request, in order."""
+        return self.gate.calls
+
+    def asked(self, method: str) -> list[Call]:
+        """The requests of one method, in order."""
+        return [call for call in self.gate.calls if call.method == method]
+
+    def node_pools(self) -> dict[str, container_v1.NodePool]:
+        """All node pools, by full name."""
+        return self.container.pools()
+
+    def queued_resources(self) -> dict[str, tpu_v2.QueuedResource]:
+        """All queued resources, by full name."""
+        return {name: one.resource for name, one in self.tpu.queued.items()}
+
+    def nodes(self) -> dict[str, tpu_v2.Node]:
+        """All TPU nodes, by full name."""
+        return dict(self.tpu.nodes)
+
+    # What a test does
+
+    def add_cluster(self, name: str, zones: Iterable[str] = ()) -> Cluster:
+        """A GKE cluster is there from now on.
+
+        :param name: `projects/P/locations/L/clusters/C`.
+        :param zones: where its pools may be; default: its own location.
+        """
+        cluster = Cluster(name, tuple(zones) or (name.split("/")[3],))
+        self.container.clusters[name] = cluster
+        return cluster
+
+    def advance(self, seconds: float) -> None:
+        """Let time pass."""
+        self.clock.advance(seconds)
+
+    def deny(self, *permissions: str) -> None:
+        """F32: nobody has these permissions."""
+        self.gate.denied.update(permissions)
+
+    def allow(self, *permissions: str) -> None:
+        """They have them again; without arguments all."""
+        self.gate.denied.difference_update(permissions or set(self.gate.denied))
+
+    def grant_only(self, permissions: Iterable[str], principal: str = "*") -> None:
+        """These permissions and no others, as a custom role gives them."""
+        self.gate.granted[principal] = frozenset(permissions)
+
+    def expire_tokens(self) -> None:
+        """F38: all tokens are too old."""
+        self.tokens.expire()
+
+    def disable(self, api: str) -> None:
+        """Nobody has enabled this API."""
+        self.gate.off.add(api)
