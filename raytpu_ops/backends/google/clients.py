@@ -9,8 +9,11 @@ elsewhere. Not here: what is asked (the backends), what a refusal means (``refus
 from __future__ import annotations
 
 import asyncio
+import os
+import ssl
 from collections.abc import Awaitable, Callable, Sequence
 from importlib import import_module
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self, TypeVar
 
@@ -54,7 +57,7 @@ class GoogleApis:
         import httpx
 
         self.project = await self._access.project()
-        self._http = httpx.AsyncClient(timeout=self._timeout_s)
+        self._http = httpx.AsyncClient(timeout=self._timeout_s, verify=_trust())
         self._open()
         return self
 
@@ -140,13 +143,17 @@ class GoogleApis:
                 return None
             raise
 
-    async def permissions(self, wanted: Sequence[str]) -> list[str]:
-        """Those of the permissions that the account has in the project."""
+    async def permissions(self, wanted: Sequence[str], *, project: str | None = None) -> list[str]:
+        """Those of the permissions that the account has in a project.
+
+        :param project: default the access's own.
+        """
+        project = project or self.project
         answer = await self._json(
             "cloudresourcemanager",
             "POST",
-            f"/v3/projects/{self.project}:testIamPermissions",
-            f"test permissions in project {self.project}",
+            f"/v3/projects/{project}:testIamPermissions",
+            f"test permissions in project {project}",
             {"permissions": list(wanted)},
         )
         return [str(name) for name in answer.get("permissions", [])]
@@ -189,6 +196,17 @@ class GoogleApis:
         headers: dict[str, str] = {}
         credentials.apply(headers)
         return [(name.lower(), value) for name, value in headers.items()]
+
+
+def _trust() -> ssl.SSLContext | bool:
+    """As google-auth's own requests have it: a company's proxy is named in the same variable for both."""
+    bundle = os.environ.get("REQUESTS_CA_BUNDLE")
+    if not bundle:
+        return True
+    try:
+        return ssl.create_default_context(**{"capath" if Path(bundle).is_dir() else "cafile": bundle})
+    except OSError as error:
+        raise Misconfigured(f"REQUESTS_CA_BUNDLE={bundle!r} can't be read: {error}") from error
 
 
 def _object(response: httpx.Response) -> Json | None:

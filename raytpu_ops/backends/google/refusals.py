@@ -193,6 +193,12 @@ def is_there_already(error: BaseException) -> bool:
     return found is not None and _code_of(found) == _ALREADY_EXISTS
 
 
+def is_denied(error: BaseException) -> bool:
+    """Whether a permission is missing; an API that is off, or a policy, is another matter."""
+    found = google_error(error)
+    return found is not None and _code_of(found) == _DENIED and _row(_words(found)) is None
+
+
 def retry_after_s(error: BaseException) -> float | None:
     """Seconds after which Google wants to be asked again (RetryInfo); None where it does not say."""
     found = google_error(error)

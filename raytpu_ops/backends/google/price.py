@@ -1,0 +1,63 @@
+"""What a lease may cost, from a price that a person gave. Not here: Google's price list, which depends on contracts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field
+
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.generations import generation_of
+from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.tpu.words import shown
+
+
+def _read(value: Any) -> Any:
+    """By canonical generation; a form of Airflow's sends a number as text."""
+    if isinstance(value, str):
+        try:
+            return float(value)
+        except ValueError:
+            raise ValueError(f"must be a number, or numbers by generation, got {shown(value)}") from None
+    if isinstance(value, dict):
+        return {generation_of(key).generation.name: price for key, price in value.items()}
+    return value
+
+
+Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+#: The type of the option ``price_per_chip_hour``: one number, or numbers by generation.
+PricePerChipHour = Annotated[Amount | dict[str, Amount], BeforeValidator(_read)]
+
+
+def cost_note(spec: SliceSpec, lease_for: timedelta, price: float | dict[str, float] | None) -> str:
+    """Chips, chip-hours and cost in one line, with what it assumes.
+
+    :param lease_for: the longest that the lease lasts.
+    :param price: of one chip for one hour, in whatever currency; None where nobody said it.
+    """
+    hours = lease_for.total_seconds() / 3600
+    chips = f"{spec.chips} chip{'s' if spec.chips > 1 else ''}"
+    base = f"{chips} for at most {hours:,g} h are {spec.chips * hours:,.0f} chip-hours"
+    one = price.get(spec.generation) if isinstance(price, dict) else price
+    if one is None:
+        return f"{base}; set price_per_chip_hour to see what they cost"
+    return f"{base}, {spec.chips * hours * one:,.2f} at {one:g} each; less where the lease is released earlier"
+
+
+def checked_price(value: Any) -> float | dict[str, float] | None:
+    """Read what a person wrote.
+
+    :raises InvalidSpec: it is no price.
+    """
+    from pydantic import TypeAdapter, ValidationError
+
+    from raytpu_ops.tpu.problems import refused
+
+    try:
+        found: float | dict[str, float] | None = TypeAdapter(PricePerChipHour | None).validate_python(value)
+    except ValidationError as error:
+        raise refused(error, "price_per_chip_hour") from None
+    except InvalidSpec as error:
+        raise InvalidSpec(f"price_per_chip_hour: {error}") from None
+    return found

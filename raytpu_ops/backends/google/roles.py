@@ -1,0 +1,54 @@
+"""The permissions that the backends need at Google; ``deploy/google/`` has the same as custom roles.
+
+Names are those of the API references: "GKE API permissions" for node pools, and "Cloud TPU roles and
+permissions", where IAM has none for queued resources: those for nodes count.
+Not here: Kubernetes' own rights (``gke/rights.py``), and ``iam.serviceAccounts.actAs``, which is granted on
+the account that nodes run as and which a project's policy need not show.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Role(NamedTuple):
+    """What an account has to have.
+
+    :param file: the custom role that has it all.
+    :param needed: without these a lease can't be granted, watched and given back.
+    :param looks: without these the checks before creation tell less.
+    """
+
+    file: str
+    needed: tuple[str, ...]
+    looks: tuple[str, ...]
+
+
+GKE = Role(
+    "deploy/google/role-gke.yaml",
+    (
+        "container.clusters.get",
+        "container.clusters.update",
+        "container.operations.get",
+        "container.operations.list",
+    ),
+    ("compute.regions.get", "compute.reservations.get"),
+)
+#: Needed on top where TPU7x slices of several hosts get a workload policy of their own.
+WORKLOAD_POLICY = (
+    "compute.resourcePolicies.create",
+    "compute.resourcePolicies.delete",
+    "compute.resourcePolicies.get",
+    "compute.resourcePolicies.use",
+)
+TPU_VM = Role(
+    "deploy/google/role-tpu-vm.yaml",
+    (
+        "tpu.nodes.create",
+        "tpu.nodes.delete",
+        "tpu.nodes.get",
+        "tpu.nodes.list",
+        "tpu.operations.get",
+    ),
+    ("compute.reservations.get", "tpu.acceleratortypes.get", "tpu.runtimeversions.get"),
+)
