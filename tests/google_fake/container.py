@@ -1,100 +1,23 @@
-"""GKE's cluster manager: node pools of clusters that are there, and the operations that make and remove them.
+"""GKE's cluster manager: requests about clusters, node pools and operations.
 
-Not here: what makes sense in a request (`pool_rules.py`), and nodes that really run (`boots.py`).
+Not here: what makes sense in a request (`pool_rules.py`), and what happens by and by (`pool_life.py`).
 """
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from google.cloud import container_v1 as gke
-from google.rpc import status_pb2
 
 from tests.google_fake import pool_rules, refusals
-from tests.google_fake.clock import Clock
-from tests.google_fake.faults import Fate, Faults
 from tests.google_fake.gate import Ask, Rpc
+from tests.google_fake.pool_life import OpType, Pools, Status
 from tests.google_fake.refusals import Refusal
 
-Status = gke.NodePool.Status
-OpType = gke.Operation.Type
-_DONE = gke.Operation.Status.DONE
 
-
-@dataclass
-class Delays:
-    """How long things take, seconds; of the order that GKE takes."""
-
-    create: float = 90
-    fail: float = 60
-    delete: float = 60
-    scale_up: float = 60
-
-
-@dataclass
-class Cluster:
-    """One cluster.
-
-    :param name: `projects/P/locations/L/clusters/C`.
-    :param zones: where its pools may be; the first is the default.
-    :param endpoint: host and port of its API server.
-    :param ca: its certificate authority, PEM, base64.
-    """
-
-    name: str
-    zones: tuple[str, ...]
-    endpoint: str = "127.0.0.1"
-    ca: str = ""
-    pools: dict[str, gke.NodePool] = field(default_factory=dict)
-    #: Nodes that each pool has.
-    sizes: dict[str, int] = field(default_factory=dict)
-
-    @property
-    def location(self) -> str:
-        """`projects/P/locations/L`."""
-        return self.name.partition("/clusters/")[0]
-
-    @property
-    def project(self) -> str:
-        """Its project."""
-        return self.name.split("/")[1]
-
-
-class PoolWatcher(Protocol):
-    """Who hears of pools as they come and go; called while the fake's lock is held, so it must not block."""
-
-    def grown(self, cluster: Cluster, pool: gke.NodePool) -> None:
-        """The pool has nodes now."""
-
-    def shrunk(self, cluster: Cluster, pool: gke.NodePool) -> None:
-        """The pool's nodes go away: it is deleted, or they were taken back."""
-
-
-class Container:
-    """The service and its state.
-
-    :param clock: of the fake.
-    :param faults: that pools meet.
-    """
-
-    def __init__(self, clock: Clock, faults: Faults) -> None:
-        self.clock = clock
-        self.faults = faults
-        self.delays = Delays()
-        self.clusters: dict[str, Cluster] = {}
-        self.operations: dict[str, gke.Operation] = {}
-        self.watchers: list[PoolWatcher] = []
-        #: How many things a cluster does at once (F04).
-        self.at_once = 1
-        #: Workload policies that a pool may name, full names; Compute Engine's part of the fake.
-        self.policies: Callable[[], Iterable[str]] = tuple
-        #: Pools that were ever made, full names, in order.
-        self.made: list[str] = []
-        self._numbers = itertools.count(1)
+class Container(Pools):
+    """The service."""
 
     @property
     def rpcs(self) -> Mapping[str, Rpc]:
@@ -116,68 +39,6 @@ class Container:
                 self._list_operations,
             ),
         }
-
-    # What a test looks at and does
-
-    def cluster(self, name: str) -> Cluster:
-        """A cluster.
-
-        :raises Refusal: there is none of that name.
-        """
-        if name not in self.clusters:
-            raise refusals.not_found(name)
-        return self.clusters[name]
-
-    def pools(self) -> dict[str, gke.NodePool]:
-        """All pools, by full name."""
-        return {
-            f"{one.name}/nodePools/{name}": pool for one in self.clusters.values() for name, pool in one.pools.items()
-        }
-
-    def put(self, cluster: str, pool: gke.NodePool, *, nodes: int | None = None) -> gke.NodePool:
-        """A pool that somebody else made: it is there at once."""
-        found = self.cluster(cluster)
-        pool = gke.NodePool(pool)
-        pool.status = pool.status or Status.RUNNING
-        self._complete(found, pool)
-        found.pools[pool.name] = pool
-        found.sizes[pool.name] = pool.initial_node_count if nodes is None else nodes
-        return pool
-
-    def preempt(self, name: str) -> None:
-        """F12: the pool's nodes are taken back; the pool itself stays, without them."""
-        with self.clock.lock:
-            cluster, pool = self._find(name)
-            cluster.sizes[pool.name] = 0
-            self._tell("shrunk", cluster, pool)
-
-    def vanish(self, name: str) -> None:
-        """A pool is deleted by somebody else, at once."""
-        with self.clock.lock:
-            cluster, pool = self._find(name)
-            self._drop(cluster, pool)
-
-    def scale_up(self, name: str, nodes: int) -> None:
-        """What the autoscaler does when pods wait for a pool with no nodes; they come after a while."""
-        with self.clock.lock:
-            cluster, pool = self._find(name)
-
-            def come() -> None:
-                if cluster.pools.get(pool.name) is pool and pool.status == Status.RUNNING:
-                    cluster.sizes[pool.name] = nodes
-                    self._tell("grown", cluster, pool)
-
-            self.clock.after(self.delays.scale_up, come)
-
-    def occupy(self, cluster: str, seconds: float, kind: OpType = OpType.UPGRADE_MASTER) -> str:
-        """F04: the cluster does something else for so long.
-
-        :return: the operation's id.
-        """
-        with self.clock.lock:
-            operation = self._begin(self.cluster(cluster), kind, cluster)
-            self.clock.after(seconds, lambda: self._end(operation))
-            return operation.name
 
     # Methods
 
@@ -208,7 +69,7 @@ class Container:
         if asked.name in cluster.pools:
             raise refusals.exists(full)
         self._refuse_if_busy(cluster)
-        pool_rules.check(asked, cluster.zones, self.policies())
+        pool_rules.check(asked, cluster.zones, self.compute.policy_names())
         pool = gke.NodePool(asked)
         pool.status = Status.PROVISIONING
         self._complete(cluster, pool)
@@ -216,7 +77,7 @@ class Container:
         cluster.sizes[pool.name] = 0
         self.made.append(full)
         operation = self._begin(cluster, OpType.CREATE_NODE_POOL, full)
-        fate = pool_rules.late_failure(pool) or self.faults.fate_of(pool.name, pool.locations[0])
+        fate = self._fate(cluster, pool)
         if fate is None:
             self.clock.after(self.delays.create, lambda: self._succeed(cluster, pool, operation))
         else:
@@ -247,108 +108,6 @@ class Container:
         wanted = request.parent.replace("/locations/-", "/locations/")
         found = [operation for name, operation in self.operations.items() if name.startswith(wanted)]
         return gke.ListOperationsResponse(operations=found)
-
-    # State
-
-    def _find(self, name: str) -> tuple[Cluster, gke.NodePool]:
-        parent, _, pool = name.partition("/nodePools/")
-        cluster = self.cluster(parent)
-        if pool not in cluster.pools:
-            raise refusals.not_found(name)
-        return cluster, cluster.pools[pool]
-
-    def _complete(self, cluster: Cluster, pool: gke.NodePool) -> None:
-        """What the service fills in."""
-        pool.self_link = f"https://container.googleapis.com/v1/{cluster.name}/nodePools/{pool.name}"
-        pool.version = "1.34.1-gke.100"
-        pool.etag = f"etag-{next(self._numbers)}"
-        if not pool.locations:
-            pool.locations = list(cluster.zones)
-        if not pool.config.machine_type:
-            pool.config.machine_type = "e2-medium"
-
-    def _begin(self, cluster: Cluster, kind: OpType, target: str) -> gke.Operation:
-        now = self.clock.now()
-        number = next(self._numbers)
-        name = f"operation-{int(now.timestamp() * 1000)}-{number:08x}-0000-4000-8000-{number:012x}"
-        operation = gke.Operation(
-            name=name,
-            operation_type=kind,
-            status=gke.Operation.Status.RUNNING,
-            location=cluster.location.rpartition("/")[2],
-            self_link=f"https://container.googleapis.com/v1/{cluster.location}/operations/{name}",
-            target_link=f"https://container.googleapis.com/v1/{target}",
-            start_time=_text(now),
-        )
-        self.operations[f"{cluster.location}/operations/{name}"] = operation
-        return operation
-
-    def _end(self, operation: gke.Operation, error: status_pb2.Status | None = None, kind: str = "") -> None:
-        operation.status = _DONE
-        operation.end_time = _text(self.clock.now())
-        if error is not None:
-            operation.error = error
-            operation.status_message = error.message
-            operation.nodepool_conditions = [_condition(error, kind)]
-
-    def _refuse_if_busy(self, cluster: Cluster) -> None:
-        links = f"/v1/{cluster.name}"
-        running = [
-            operation
-            for operation in self.operations.values()
-            if operation.status != _DONE
-            and f"{operation.target_link}/".partition("googleapis.com")[2].startswith(f"{links}/")
-        ]
-        if len(running) >= self.at_once:
-            raise refusals.busy(running[0].name)
-
-    def _succeed(self, cluster: Cluster, pool: gke.NodePool, operation: gke.Operation) -> None:
-        if cluster.pools.get(pool.name) is not pool or pool.status != Status.PROVISIONING:
-            self._end(operation)
-            return
-        pool.status = Status.RUNNING
-        cluster.sizes[pool.name] = pool.initial_node_count
-        self._end(operation)
-        if pool.initial_node_count:
-            self._tell("grown", cluster, pool)
-
-    def _fail(self, cluster: Cluster, pool: gke.NodePool, operation: gke.Operation, fate: Fate) -> None:
-        """F01, F06: the operation is DONE and carries an error, and the pool exists in ERROR."""
-        error = status_pb2.Status()
-        error.CopyFrom(fate.error)
-        zone = pool.locations[0]
-        words = {
-            "hosts": pool.initial_node_count,
-            "instance": f"gke-{cluster.name.rpartition('/')[2]}-{pool.name}-518980c1-9cxr"[:63],
-            "project": cluster.project,
-            "zone": zone,
-            "region": zone.rpartition("-")[0],
-            "reservation": next(iter(pool.config.reservation_affinity.values), "?"),
-        }
-        error.message = error.message.format_map(words)
-        self._end(operation, error, fate.kind)
-        if cluster.pools.get(pool.name) is pool and pool.status == Status.PROVISIONING:
-            pool.status = Status.ERROR
-            pool.status_message = error.message
-            pool.conditions = [_condition(error, fate.kind)]
-
-    def _drop(self, cluster: Cluster, pool: gke.NodePool) -> None:
-        del cluster.pools[pool.name]
-        cluster.sizes.pop(pool.name, None)
-        self._tell("shrunk", cluster, pool)
-
-    def _tell(self, what: str, cluster: Cluster, pool: gke.NodePool) -> None:
-        for watcher in self.watchers:
-            getattr(watcher, what)(cluster, pool)
-
-
-def _condition(error: status_pb2.Status, kind: str) -> gke.StatusCondition:
-    code = gke.StatusCondition.Code[kind] if kind else gke.StatusCondition.Code.UNKNOWN
-    return gke.StatusCondition(code=code, canonical_code=error.code, message=error.message)
-
-
-def _text(at: datetime) -> str:
-    return at.strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def _named(permission: str) -> Callable[[Any], Ask]:

@@ -13,9 +13,11 @@ from typing import Self
 from google.cloud import container_v1, tpu_v2
 
 from tests.google_fake.clock import Clock
-from tests.google_fake.container import Cluster, Container
+from tests.google_fake.container import Container
 from tests.google_fake.faults import Faults
 from tests.google_fake.gate import Call, Gate
+from tests.google_fake.pool_life import Cluster
+from tests.google_fake.rest import RestServer
 from tests.google_fake.rpc import RpcServer
 from tests.google_fake.tokens import Tokens, service_account
 from tests.google_fake.tpu import Tpu
@@ -41,10 +43,12 @@ class GoogleFake:
         self.gate = Gate(self.clock, self.tokens, self.faults)
         self.container = Container(self.clock, self.faults)
         self.tpu = Tpu(self.clock, self.faults)
+        self.compute = self.container.compute
         self.add_cluster(cluster, zones)
         #: Where each API is reached, `host:port` by its short name.
         self.endpoints: dict[str, str] = {}
         self._rpc: RpcServer | None = None
+        self._rest: RestServer | None = None
         self._ticker: threading.Thread | None = None
         self._before: dict[str, str | None] = {}
 
@@ -59,7 +63,9 @@ class GoogleFake:
                 "google.longrunning.Operations": ("tpu", self.tpu.operation_rpcs),
             },
         )
+        self._rest = RestServer(self.gate, self.compute)
         self.endpoints |= {"container": self._rpc.endpoint, "tpu": self._rpc.endpoint}
+        self.endpoints |= {"compute": self._rest.endpoint, "cloudresourcemanager": self._rest.endpoint}
         if self.clock.speed:
             self._ticker = threading.Thread(target=self.clock.run, name="google-fake-clock", daemon=True)
             self._ticker.start()
@@ -73,6 +79,8 @@ class GoogleFake:
             self._ticker.join()
         if self._rpc is not None:
             self._rpc.stop()
+        if self._rest is not None:
+            self._rest.stop()
         for name, value in self._before.items():
             if value is None:
                 os.environ.pop(name, None)
@@ -88,7 +96,12 @@ class GoogleFake:
 
     def key(self, name: str = "airflow", project: str = PROJECT) -> dict[str, str]:
         """A service account's key, as JSON."""
-        return service_account(project, "https://localhost:1/token", name)
+        return service_account(project, f"https://{self.endpoints['compute']}/token", name)
+
+    @property
+    def iam_endpoint(self) -> str:
+        """Where one account gets a token of another, with `{}` for its address; google-auth's own form."""
+        return f"https://{self.endpoints['compute']}/v1/projects/-/serviceAccounts/{{}}:generateAccessToken"
 
     def key_file(self, folder: Path, name: str = "airflow") -> Path:
         """Write a service account's key."""
@@ -104,7 +117,7 @@ class GoogleFake:
         gRPC reads its own once in a process, at the first channel.
         """
         ca = str(self.ca_file)
-        return {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ca, "REQUESTS_CA_BUNDLE": ca}
+        return {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ca, "REQUESTS_CA_BUNDLE": ca, "SSL_CERT_FILE": ca}
 
     @property
     def calls(self) -> list[Call]:

@@ -1,7 +1,7 @@
 """What GKE refuses about a node pool before it makes one, and what it accepts and then fails to make.
 
 Sources: "Plan TPUs in GKE", "TPU multi-host", "flex-start" and "TPU7x (Ironwood)" in Google Cloud's
-documentation; vllm's ci-infra#547 for TPU7x with a compact policy.
+documentation; words from AI-Hypercomputer/xpk#825 and, for TPU7x, vllm-project/ci-infra#547.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def late_failure(pool: gke.NodePool) -> Fate | None:
     machine = _TPU.match(pool.config.machine_type)
     if machine and machine["family"] == "tpu7x" and pool.placement_policy.tpu_topology:
         text = (
-            "Google Compute Engine: Invalid value for field 'resource.resourcePolicies': resource policy of type "
-            f"compact placement is not supported for machine type {pool.config.machine_type}. Use a workload policy."
+            f"Creation of a managed instance group with {pool.config.machine_type} machine type with placement policy "
+            "is not supported. Use workload policy instead."
         )
         return Fate(Refusal(Code.INVALID_ARGUMENT, text).status)
     return None
@@ -123,8 +123,8 @@ def _check_topology(pool: gke.NodePool, machine_type: str) -> None:
         )
     if hosts == 1:
         raise refusals.invalid(
-            f"TPU topology {policy.tpu_topology} of machine type {machine_type} is single-host: "
-            "a placement policy is only for multi-host slices."
+            "TPU topology can't be specified with single-host TPU slice pool; please remove the tpu_topology from the "
+            "node pool creation request."
         )
     if _wanted(pool) != hosts:
         raise refusals.invalid(

@@ -121,7 +121,7 @@ def unauthenticated() -> Refusal:
 
 
 def too_many(api: str, *, retry_after: float | None = None) -> Refusal:
-    """terraform-provider-google#15205: too many requests in a minute.
+    """python-docs-samples#3482: too many requests in a minute.
 
     :param retry_after: seconds for `RetryInfo`, which is not always there.
     """
@@ -137,6 +137,15 @@ def too_many(api: str, *, retry_after: float | None = None) -> Refusal:
         f"Quota exceeded for quota metric 'Write requests' and limit 'Write requests per minute' of service "
         f"'{api}.googleapis.com' for consumer 'project_number:1234567890'.",
         details,
+        reason="rateLimitExceeded",
+    )
+
+
+def too_many_operations(cluster: str) -> Refusal:
+    """terraform-provider-google#15205: a cluster has too much to do."""
+    return Refusal(
+        Code.RESOURCE_EXHAUSTED,
+        f'Too many operations: cluster "{cluster}" hits the concurrent operations quota 5, please try again later.',
         reason="rateLimitExceeded",
     )
 

@@ -166,7 +166,8 @@ class Queue:
 
         def expire() -> None:
             if found.state in (State.CREATING, State.ACCEPTED, State.WAITING_FOR_RESOURCES):
-                text = "The request expired: valid until time passed before resources became available."
+                # "Manage queued resources" in Google Cloud's documentation
+                text = "the requested resources were not available within the allocation interval"
                 self._fail(found, status_pb2.Status(code=Code.DEADLINE_EXCEEDED.value[0], message=text))
 
         self.clock.after(max(0, seconds), expire)

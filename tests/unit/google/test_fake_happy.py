@@ -2,50 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
+import requests
 from google.api_core import exceptions
+from google.auth import impersonated_credentials
+from google.auth.credentials import Credentials
 from google.cloud import container_v1, tpu_v2
-from google.oauth2 import service_account
 
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
+from tests.unit.google.requests_to_google import PARENT, pool, queued
 
 Status = container_v1.NodePool.Status
 State = tpu_v2.QueuedResourceState.State
-PARENT = f"projects/{PROJECT}/locations/{ZONE}"
-
-
-@pytest.fixture
-def google() -> Iterator[GoogleFake]:
-    with GoogleFake() as fake:
-        yield fake
-
-
-@pytest.fixture
-def gke(google: GoogleFake) -> container_v1.ClusterManagerClient:
-    credentials = service_account.Credentials.from_service_account_info(google.key())
-    options = {"api_endpoint": google.endpoints["container"]}
-    return container_v1.ClusterManagerClient(credentials=credentials, client_options=options)
-
-
-@pytest.fixture
-def tpu(google: GoogleFake) -> tpu_v2.TpuClient:
-    credentials = service_account.Credentials.from_service_account_info(google.key())
-    return tpu_v2.TpuClient(credentials=credentials, client_options={"api_endpoint": google.endpoints["tpu"]})
-
-
-def pool(**more: object) -> container_v1.NodePool:
-    return container_v1.NodePool(
-        {
-            "name": "pool-s0",
-            "initial_node_count": 4,
-            "config": {"machine_type": "ct6e-standard-4t"},
-            "placement_policy": {"type_": "COMPACT", "tpu_topology": "4x4"},
-            **more,
-        }
-    )
 
 
 def test_a_node_pool_comes_and_goes(google: GoogleFake, gke: container_v1.ClusterManagerClient) -> None:
@@ -80,19 +49,8 @@ def test_every_request_is_on_record(google: GoogleFake, gke: container_v1.Cluste
     assert second.status == "NOT_FOUND"
 
 
-def queued(count: int = 1) -> tpu_v2.QueuedResource:
-    name = {"node_id": "qr"} if count == 1 else {"multislice_params": {"node_count": count, "node_id_prefix": "qr"}}
-    node = {
-        "accelerator_config": {"type_": "V4", "topology": "2x2x2"},
-        "runtime_version": "tpu-ubuntu2204-base",
-        "labels": {"raytpu-owner": "abc"},
-        "metadata": {"startup-script": "true"},
-    }
-    return tpu_v2.QueuedResource({"tpu": {"node_spec": [{"parent": PARENT, **name, "node": node}]}, "spot": {}})
-
-
 def test_a_queued_resource_comes_and_goes(google: GoogleFake, tpu: tpu_v2.TpuClient) -> None:
-    operation = tpu.create_queued_resource(parent=PARENT, queued_resource_id="qr", queued_resource=queued(2))
+    operation = tpu.create_queued_resource(parent=PARENT, queued_resource_id="qr", queued_resource=queued(slices=2))
     name = f"{PARENT}/queuedResources/qr"
     seen = []
     for _ in range(60):
@@ -128,3 +86,60 @@ def test_a_zone_lists_its_accelerators_and_runtimes(google: GoogleFake, tpu: tpu
     assert {"v4-8", "v4-16", "v5litepod-16", "v5p-16", "v6e-16"} <= types
     versions = {one.version for one in tpu.list_runtime_versions(parent=PARENT)}
     assert {"tpu-ubuntu2204-base", "v2-alpha-tpuv6e"} <= versions
+
+
+def test_compute_engine_shows_reservations_quota_and_policies(google: GoogleFake, http: requests.Session) -> None:
+    base = f"https://{google.endpoints['compute']}/compute/v1/projects/{PROJECT}"
+    google.compute.add_reservation("team-a", "ct6e-standard-4t", 8, zone=ZONE, project=PROJECT, in_use=3)
+    google.compute.quotas["us-central2"] = {"TPU_PODSLICE_V4": (32, 8)}
+
+    found = http.get(f"{base}/zones/{ZONE}/reservations/team-a").json()["specificReservation"]
+    assert (found["count"], found["inUseCount"]) == ("8", "3")
+    assert found["instanceProperties"] == {"machineType": "ct6e-standard-4t"}
+    assert len(http.get(f"{base}/zones/{ZONE}/reservations").json()["items"]) == 1
+    quotas = http.get(f"{base}/regions/us-central2").json()["quotas"]
+    assert quotas == [{"metric": "TPU_PODSLICE_V4", "limit": 32, "usage": 8}]
+
+    policies = f"{base}/regions/us-central2/resourcePolicies"
+    body = {"name": "w", "workloadPolicy": {"type": "HIGH_THROUGHPUT", "acceleratorTopology": "2x2x2"}}
+    operation = http.post(policies, json=body).json()
+    where = f"{base}/regions/us-central2/operations/{operation['name']}"
+    assert http.get(where).json()["status"] == "RUNNING"
+    google.advance(10)
+    assert http.get(where).json()["status"] == "DONE"
+    assert http.get(f"{policies}/w").json()["workloadPolicy"]["acceleratorTopology"] == "2x2x2"
+    http.delete(f"{policies}/w")
+    google.advance(10)
+    answer = http.get(f"{policies}/w")
+    assert (answer.status_code, answer.json()["error"]["errors"][0]["reason"]) == (404, "notFound")
+
+
+def test_who_may_do_what_can_be_asked(google: GoogleFake, http: requests.Session) -> None:
+    url = f"https://{google.endpoints['cloudresourcemanager']}/v3/projects/{PROJECT}:testIamPermissions"
+    wanted = {"permissions": ["container.clusters.get", "tpu.nodes.get"]}
+    assert http.post(url, json=wanted).json() == wanted
+    google.deny("tpu.nodes.get")
+    assert http.post(url, json=wanted).json() == {"permissions": ["container.clusters.get"]}
+    google.grant_only([])
+    assert http.post(url, json=wanted).json() == {}
+
+
+def test_an_account_acts_as_another(google: GoogleFake, credentials: Credentials) -> None:
+    other = f"trainer@{PROJECT}.iam.gserviceaccount.com"
+    found = impersonated_credentials.Credentials(
+        credentials,
+        target_principal=other,
+        target_scopes=["https://www.googleapis.com/auth/cloud-platform"],
+        iam_endpoint_override=google.iam_endpoint.format(other),
+    )
+    options = {"api_endpoint": google.endpoints["container"]}
+    with container_v1.ClusterManagerClient(credentials=found, client_options=options) as client:
+        client.get_cluster(name=CLUSTER)
+    assert google.calls[-1].principal == other
+    assert google.tokens.given == [f"airflow@{PROJECT}.iam.gserviceaccount.com", other]
+
+
+async def test_the_async_clients_come_in_as_well(google: GoogleFake, credentials: Credentials) -> None:
+    options = {"api_endpoint": google.endpoints["container"]}
+    async with container_v1.ClusterManagerAsyncClient(credentials=credentials, client_options=options) as client:
+        assert (await client.get_cluster(name=CLUSTER)).name == "tpus"

@@ -22,6 +22,7 @@ from google.cloud.container_v1.types import Cluster
 from raytpu_ops.hooks.google import GoogleAccess
 from raytpu_ops.hooks.kubernetes import access_from
 from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
+from tests.google_fake.trust import authority
 from tests.testbed.pki import Authority
 from tests.unit.hooks.conftest import ApiServer, ask
 from tests.unit.hooks.fake_google import POD, Gke, Tokens
@@ -31,13 +32,12 @@ NAME = "projects/tpu-project/locations/us-central2-b/clusters/tpus"
 
 
 @pytest.fixture(scope="session")
-def trust(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Authority]:
-    """gRPC reads its roots once in a process."""
-    authority = Authority(tmp_path_factory.mktemp("google"))
-    authority.issue("gke", "gke", hosts=("localhost",))
+def trust() -> Iterator[Authority]:
+    """The authority of the whole process: gRPC reads its roots once."""
+    found = authority()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(authority.ca))
-        yield authority
+        patch.setenv("GRPC_DEFAULT_SSL_ROOTS_FILE_PATH", str(found.ca))
+        yield found
 
 
 @pytest.fixture(autouse=True)
@@ -77,10 +77,10 @@ async def tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
 def gke(trust: Authority, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gke]:
     from airflow.providers.google.cloud.hooks.kubernetes_engine import GKEHook
 
-    found = Gke(trust.folder / "gke.crt", trust.folder / "gke.key")
-    authority = base64.b64encode(server.authority.ca.read_bytes()).decode()
+    found = Gke(trust.folder / "localhost.crt", trust.folder / "localhost.key")
+    trusted = base64.b64encode(server.authority.ca.read_bytes()).decode()
     found.clusters[NAME] = Cluster(
-        name="tpus", endpoint=server.address, master_auth={"cluster_ca_certificate": authority}
+        name="tpus", endpoint=server.address, master_auth={"cluster_ca_certificate": trusted}
     )
     monkeypatch.setattr(GKEHook, "get_client_options", lambda self: ClientOptions(api_endpoint=found.endpoint))
     yield found
