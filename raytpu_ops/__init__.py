@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from raytpu_ops.operators.ray_jobs import RayTpuJobOperator, RayTrainOperator
     from raytpu_ops.operators.ray_serve import RayServeOperator
     from raytpu_ops.operators.reaping import ReapTpuSlicesOperator
+    from raytpu_ops.operators.retries import RetryBudget, tpu_retry_policy
     from raytpu_ops.operators.tpu_slices import (
         PlanTpuSlicesOperator,
         ProvisionTpuSlicesOperator,
@@ -38,8 +39,10 @@ _HOMES = {
     "ReapTpuSlicesOperator": "raytpu_ops.operators.reaping",
     "ReleaseTpuSlicesOperator": "raytpu_ops.operators.tpu_slices",
     "Reservation": "raytpu_ops.tpu.capacity",
+    "RetryBudget": "raytpu_ops.operators.retries",
     "Spot": "raytpu_ops.tpu.capacity",
     "TpuSlicesReadySensor": "raytpu_ops.sensors.tpu_slices",
+    "tpu_retry_policy": "raytpu_ops.operators.retries",
     "tpu_slices": "raytpu_ops.decorators.slices",
 }
 
@@ -56,8 +59,10 @@ __all__ = [
     "ReapTpuSlicesOperator",
     "ReleaseTpuSlicesOperator",
     "Reservation",
+    "RetryBudget",
     "Spot",
     "TpuSlicesReadySensor",
+    "tpu_retry_policy",
     "tpu_slices",
 ]
 

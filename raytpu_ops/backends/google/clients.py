@@ -204,7 +204,9 @@ def _trust() -> ssl.SSLContext | bool:
     if not bundle:
         return True
     try:
-        return ssl.create_default_context(**{"capath" if Path(bundle).is_dir() else "cafile": bundle})
+        if Path(bundle).is_dir():
+            return ssl.create_default_context(capath=bundle)
+        return ssl.create_default_context(cafile=bundle)
     except OSError as error:
         raise Misconfigured(f"REQUESTS_CA_BUNDLE={bundle!r} can't be read: {error}") from error
 

@@ -19,6 +19,7 @@ from raytpu_ops.backends.google.refusals import (
     ROWS,
     busy_with,
     is_absent,
+    is_denied,
     is_there_already,
     operation_failed,
     refused,
@@ -99,8 +100,9 @@ SAID = [
     Said(
         "https://github.com/GoogleCloudPlatform/gsutil/issues/1000",
         Code.RESOURCE_EXHAUSTED,
-        'Reservation does not have enough resources for the request: specific reservation "reservation" is insufficient '
-        'for node pool "np4" at zone "us-central1-c": required 1 and short of 1 VM count of machine type n2-standard-2.',
+        'Reservation does not have enough resources for the request: specific reservation "reservation" is '
+        'insufficient for node pool "np4" at zone "us-central1-c": required 1 and short of 1 VM count of machine type '
+        "n2-standard-2.",
         CapacityUnavailable,
         "reservation",
     ),
@@ -131,8 +133,8 @@ SAID = [
         "https://github.com/kubernetes-sigs/sig-storage-local-static-provisioner/pull/526",
         Code.RESOURCE_EXHAUSTED,
         "Insufficient quota to satisfy the request: Not all instances running in IGM after 26.633785888s. Expected 3, "
-        "running 0, transitioning 3. Current errors: [GCE_QUOTA_EXCEEDED]: Instance 'gke-e2e-default-pool-eed1856c-xwl9'"
-        " creation failed: Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region europe-central2.",
+        "running 0, transitioning 3. Current errors: [GCE_QUOTA_EXCEEDED]: Instance 'gke-e2e-default-pool-xwl9' "
+        "creation failed: Quota 'IN_USE_ADDRESSES' exceeded.  Limit: 8.0 in region europe-central2.",
         CapacityUnavailable,
         "quota",
     ),
@@ -209,8 +211,8 @@ SAID = [
     Said(
         "https://github.com/gardener/gardener-extension-provider-gcp/issues/415",
         Code.FAILED_PRECONDITION,
-        "Constraint constraints/compute.vmExternalIpAccess violated for project xxxx. Add instance to the constraint to "
-        "use external IP with it.",
+        "Constraint constraints/compute.vmExternalIpAccess violated for project xxxx. Add instance to the "
+        "constraint to use external IP with it.",
         Misconfigured,
         "org_policy",
     ),
@@ -340,6 +342,12 @@ def test_a_missing_permission_says_where_the_roles_are() -> None:
     message = str(refused(exceptions.PermissionDenied("Permission 'tpu.nodes.get' denied"), "get node n"))
     assert "tpu.nodes.get" in message
     assert "deploy/google/" in message
+
+
+def test_a_missing_permission_is_told_from_an_api_that_is_off() -> None:
+    assert is_denied(exceptions.PermissionDenied("Permission 'tpu.nodes.get' denied"))
+    assert not is_denied(exceptions.PermissionDenied("Cloud TPU API has not been used in project 1 before"))
+    assert not is_denied(exceptions.NotFound("x"))
 
 
 def test_machine_read_details_count_where_the_message_says_nothing() -> None:

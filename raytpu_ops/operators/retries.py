@@ -1,0 +1,150 @@
+"""Which failures are worth another try, and when: a budget of its own for each class of failure.
+
+Airflow counts all tries of a task alike. No capacity, a preemption and a bug in user code deserve
+different numbers of tries and different delays, so this policy counts each class by itself, in the task's
+state store, which a worker that dies does not take along. A clear by a person starts all counts again.
+Not here: what a failure is (``tpu/errors.py``).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow.sdk import RetryDecision, RetryPolicy
+from pydantic import Field
+
+from raytpu_ops.tpu.errors import FailureClass, RayTpuError
+from raytpu_ops.tpu.fields import Count, Duration
+from raytpu_ops.tpu.problems import Checked, read
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+#: Where the counts are kept.
+KEY = "raytpu_retries"
+
+
+class RetryBudget(Checked):
+    """How often, and when, a class of failure is tried again.
+
+    :param retries: how often in the life of a task.
+    :param delay: before the first of them; a ``timedelta`` or seconds. Each further one waits twice as long.
+    :param longest: no delay is longer.
+    """
+
+    retries: Count = Field(ge=0, le=1000)
+    delay: Duration
+    longest: Duration
+
+    def delay_before(self, number: int, rng: random.Random) -> timedelta:
+        """The delay before the ``number``-th retry, from 1, give or take a fifth so that tasks do not come in step."""
+        wanted = min(self.delay * 2.0 ** min(number - 1, 30), self.longest)
+        return wanted * rng.uniform(0.8, 1.2)
+
+
+_DEFAULTS = {
+    # Capacity comes back in minutes or hours, and others wait for it too.
+    FailureClass.CAPACITY_UNAVAILABLE: RetryBudget(retries=6, delay=timedelta(minutes=5), longest=timedelta(hours=1)),
+    # Other machines are there, and the work goes on from its last checkpoint.
+    FailureClass.PREEMPTED: RetryBudget(retries=10, delay=timedelta(seconds=15), longest=timedelta(minutes=5)),
+    # The same code fails again.
+    FailureClass.USER_CODE_FAILED: RetryBudget(retries=0, delay=timedelta(seconds=15), longest=timedelta(minutes=5)),
+}
+_WORDS = {
+    FailureClass.CAPACITY_UNAVAILABLE: "capacity",
+    FailureClass.PREEMPTED: "preemption",
+    FailureClass.USER_CODE_FAILED: "user_code",
+}
+
+
+class TpuRetryPolicy(RetryPolicy):
+    """See :func:`tpu_retry_policy`.
+
+    :param budgets: by class of failure.
+    :param rng: the source of jitter.
+    """
+
+    def __init__(self, budgets: Mapping[FailureClass, RetryBudget], *, rng: random.Random | None = None) -> None:
+        self.budgets = dict(budgets)
+        self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
+
+    @property
+    def retries(self) -> int:
+        """The sum of all budgets: what ``retries`` of the task has to be for none to be cut short."""
+        return sum(budget.retries for budget in self.budgets.values())
+
+    def evaluate(
+        self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
+    ) -> RetryDecision:
+        """Called by Airflow in the worker when a try failed."""
+        if not isinstance(exception, RayTpuError):
+            return RetryDecision.default()
+        kind = exception.failure_class
+        if kind == FailureClass.MISCONFIGURED:
+            return RetryDecision.fail(f"{kind}: it can never work as written")
+        budget = self.budgets.get(kind)
+        if budget is None:
+            return RetryDecision.default()
+        failures = self._counted(kind, try_number, context)
+        if failures > budget.retries:
+            used = f"all {budget.retries} retries of {_WORDS[kind]} are used" if budget.retries else "is not retried"
+            return RetryDecision.fail(f"{kind}: {used}")
+        return RetryDecision.retry(
+            budget.delay_before(failures, self._rng), f"{kind}: retry {failures} of {budget.retries} of {_WORDS[kind]}"
+        )
+
+    def _counted(self, kind: FailureClass, try_number: int, context: Context | None) -> int:
+        """Failures of this class with this one, since the task ran first or a person cleared it."""
+        from raytpu_ops.operators.base import epoch_of
+
+        store = context.get("task_state_store") if context is not None else None
+        if context is None or store is None:
+            return try_number  # as if all had failed so: never too many
+        epoch = epoch_of(context)
+        stored = store.get(KEY)
+        counts: dict[str, Any] = stored if isinstance(stored, dict) and stored.get("epoch") == epoch else {}
+        found = int(counts.get(str(kind), 0)) + 1
+        store.set(KEY, {**counts, "epoch": epoch, str(kind): found})
+        return found
+
+    def serialize(self) -> dict[str, Any]:
+        """Plain JSON."""
+        return {"budgets": {str(kind): budget.model_dump(mode="json") for kind, budget in self.budgets.items()}}
+
+    @classmethod
+    def deserialize(cls, data: dict[str, Any]) -> Self:
+        """What :meth:`serialize` wrote."""
+        return cls({FailureClass(kind): RetryBudget.model_validate(one) for kind, one in data["budgets"].items()})
+
+
+def tpu_retry_policy(
+    *,
+    capacity: int | RetryBudget | None = None,
+    preemption: int | RetryBudget | None = None,
+    user_code: int | RetryBudget | None = None,
+) -> TpuRetryPolicy:
+    """A retry policy for tasks that get or use slices, with a budget for each class of failure.
+
+    What is wrong as written is never tried again; everything else, such as a far side that does not answer,
+    follows the task's own ``retries`` and ``retry_delay``. Airflow ends a task after ``retries`` whatever a
+    policy says, so set that as well, to ``policy.retries`` or more.
+
+    :param capacity: retries after nobody had the chips; default 6, after 5 minutes and then ever longer, at most
+        an hour. A number, or a :class:`RetryBudget`.
+    :param preemption: retries after slices were taken back; default 10, after 15 seconds, at most 5 minutes.
+    :param user_code: retries after the submitted code failed; default none.
+    :raises InvalidSpec: one line: where, what is wrong, what would be right.
+    """
+    given = {"capacity": capacity, "preemption": preemption, "user_code": user_code}
+    return TpuRetryPolicy({kind: _budget(given[word], word, _DEFAULTS[kind]) for kind, word in _WORDS.items()})
+
+
+def _budget(value: object, what: str, default: RetryBudget) -> RetryBudget:
+    if value is None:
+        return default
+    if isinstance(value, int) and not isinstance(value, bool):
+        value = {**default.model_dump(), "retries": value}
+    return read(RetryBudget, value, what)
