@@ -127,13 +127,15 @@ async def run_job(
     *,
     emit: Callable[[str], None],
     say: Say,
+    on_position: Callable[[int], None] | None = None,
     skip_lines: int = 0,
 ) -> dict[str, Any]:
     """Carry the submission to its end: adopt it where it is there, else submit it to whole slices.
 
     :param emit: takes every line that the job prints, once, in order.
     :param say: takes lines about the job.
-    :param skip_lines: lines that an earlier run of this flow has emitted already.
+    :param on_position: told after each line what to pass as ``skip_lines`` to go on behind it.
+    :param skip_lines: how far an earlier run of this flow has come.
     :return: the job's result with ``submission_id`` and ``lease_id`` added, as plain JSON.
     :raises RayTpuError: the verdict's own class: user code, preemption, a deadline, a stop.
     """
@@ -160,6 +162,7 @@ async def run_job(
             emit=emit,
             on_progress=say,
             slices_whole=lambda: stands(backend, lease),
+            on_position=on_position,
             skip_lines=skip_lines,
             poll_s=request.poll_s,
         )

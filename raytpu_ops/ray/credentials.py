@@ -8,10 +8,10 @@ Not here: where a backend keeps its secrets; each backend brings credentials of 
 from __future__ import annotations
 
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Literal, Protocol, runtime_checkable
 
-from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.errors import InvalidSpec, RemoteUnavailable
 
 AuthHeader = Literal["authorization", "x-ray-authorization"]
 
@@ -50,6 +50,38 @@ class BearerToken:
     async def headers(self, *, renew: bool = False) -> Mapping[str, str]:
         """The header; the same again where a new one is asked for."""
         return {self.header: f"Bearer {self._token}"}
+
+    async def tls(self) -> ssl.SSLContext | None:
+        """The machine's own trust."""
+        return None
+
+
+class FetchedToken:
+    """A token that is kept elsewhere, read when it is first needed and again where it was refused.
+
+    :param read: reads it; None while there is none.
+    :param missing: the message where there is none.
+    """
+
+    def __init__(self, read: Callable[[], Awaitable[str | None]], missing: str) -> None:
+        self._read = read
+        self._missing = missing
+        self._token: str | None = None
+
+    async def headers(self, *, renew: bool = False) -> Mapping[str, str]:
+        """See :class:`Credentials`."""
+        return {"authorization": f"Bearer {await self.token(renew=renew)}"}
+
+    async def token(self, *, renew: bool) -> str:
+        """Ray's token.
+
+        :raises RemoteUnavailable: there is none yet, or none any more.
+        """
+        if renew or self._token is None:
+            self._token = await self._read()
+        if self._token is None:
+            raise RemoteUnavailable(self._missing)
+        return check_token(self._token)
 
     async def tls(self) -> ssl.SSLContext | None:
         """The machine's own trust."""

@@ -61,6 +61,7 @@ async def follow_job(
     emit: Say,
     expect_result: bool = True,
     on_progress: Say | None = None,
+    on_position: Callable[[int], None] | None = None,
     slices_whole: Callable[[], Awaitable[bool]] | None = None,
     skip_lines: int = 0,
     poll_s: float = 2.0,
@@ -76,6 +77,7 @@ async def follow_job(
     :param expect_result: the driver is ours: it says when it has started, and its result. Any other
         job counts as started once Ray calls it running.
     :param on_progress: takes a line whenever the state changes.
+    :param on_position: told after each line that was emitted what to pass as ``skip_lines`` to go on behind it.
     :param slices_whole: whether the job's slices still have every host.
     :param skip_lines: ``lines_emitted`` of an earlier call: lines before it are read, not emitted.
     :param poll_s: seconds between two looks at the state.
@@ -89,6 +91,7 @@ async def follow_job(
         running=running,
         emit=emit,
         expect_result=expect_result,
+        on_position=on_position,
         skip_lines=skip_lines,
         health=Health(client, slices_whole, clock=clock),
         clock=clock,
@@ -117,6 +120,7 @@ class _JobFollower:
     running: datetime | timedelta
     emit: Say
     expect_result: bool
+    on_position: Callable[[int], None] | None
     skip_lines: int
     health: Health
     clock: Clock
@@ -203,6 +207,8 @@ class _JobFollower:
         if event is None:
             if self.cursor.position > self.skip_lines:
                 self.emit(line)
+                if self.on_position is not None:
+                    self.on_position(self.cursor.position)
         elif event.event == "started":
             self.started = self.started or event
         else:

@@ -45,7 +45,11 @@ class RayTpuError(Exception):
 
     def as_event(self) -> dict[str, Any]:
         """Plain JSON that a trigger can send; :func:`from_event` turns it back into the error."""
-        return {"failure_class": str(self.failure_class), "message": str(self)}
+        return {
+            "failure_class": str(self.failure_class),
+            "message": str(self),
+            "refused": isinstance(self, InvalidSpec),
+        }
 
 
 class Misconfigured(RayTpuError):
@@ -120,4 +124,6 @@ def error_for(failure_class: FailureClass | str, message: str) -> RayTpuError:
 
 def from_event(event: dict[str, Any]) -> RayTpuError:
     """The error that :meth:`RayTpuError.as_event` described."""
-    return error_for(event["failure_class"], event["message"])
+    return (
+        InvalidSpec(event["message"]) if event.get("refused") else error_for(event["failure_class"], event["message"])
+    )

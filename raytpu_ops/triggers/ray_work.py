@@ -9,7 +9,7 @@ from typing import Any
 from raytpu_ops.backends.base import Backend
 from raytpu_ops.triggers.base import LeaseTrigger
 
-#: Where a trigger notes how many of the job's lines are in the task's log.
+#: Where a trigger notes how far into the job's log the task's log has come.
 LINES_KEY = "log_lines"
 #: Seconds between two notes: what a triggerer that is killed may write twice.
 NOTE_EVERY_S = 5.0
@@ -40,8 +40,8 @@ class RayJobTrigger(RequestTrigger):
     :param request: the :class:`~raytpu_ops.flows.jobs.JobRequest`, as plain JSON.
     """
 
-    #: Lines of the job that are in the task's log, and how many of them were noted last.
-    _lines = 0
+    #: How far into the job's log the task's log has come, and how far was noted last.
+    _position = 0
     _noted = 0
     _submission_id = ""
 
@@ -51,11 +51,17 @@ class RayJobTrigger(RequestTrigger):
 
         request = JobRequest.model_validate(self.request)
         self._submission_id = request.attempt.submission_id
-        self._lines = self._noted = await asyncio.to_thread(self._read_note)
+        self._position = self._noted = await asyncio.to_thread(self._read_note)
         notes = asyncio.create_task(self._keep_notes())
         try:
             return await run_job(
-                backend, self.lease, request, emit=self._emit, say=self.log.info, skip_lines=self._lines
+                backend,
+                self.lease,
+                request,
+                emit=self._emit,
+                say=self.log.info,
+                on_position=self._moved,
+                skip_lines=self._position,
             )
         finally:
             notes.cancel()
@@ -69,7 +75,9 @@ class RayJobTrigger(RequestTrigger):
 
     def _emit(self, line: str) -> None:
         self.log.info("%s", line)
-        self._lines += 1
+
+    def _moved(self, position: int) -> None:
+        self._position = position
 
     async def _keep_notes(self) -> None:
         while True:
@@ -77,15 +85,15 @@ class RayJobTrigger(RequestTrigger):
             await self._note()
 
     async def _note(self) -> None:
-        if self._lines == self._noted:
+        if self._position == self._noted:
             return
-        lines = self._lines
+        position = self._position
         try:
-            await asyncio.to_thread(self._write_note, lines)
+            await asyncio.to_thread(self._write_note, position)
         except Exception:  # noqa: BLE001 - whatever keeps Airflow from taking a note, the job goes on
-            self.log.warning("Line %s of the log could not be noted; a restart now may repeat lines", lines)
+            self.log.warning("Line %s of the log could not be noted; a restart now may repeat lines", position)
         else:
-            self._noted = lines
+            self._noted = position
 
     def _read_note(self) -> int:
         from airflow.sdk.execution_time.xcom import XCom
@@ -93,10 +101,10 @@ class RayJobTrigger(RequestTrigger):
         note = XCom.get_one(key=LINES_KEY, **self._task_key())
         return int(note["lines"]) if note and note["submission_id"] == self._submission_id else 0
 
-    def _write_note(self, lines: int) -> None:
+    def _write_note(self, position: int) -> None:
         from airflow.sdk.execution_time.xcom import XCom
 
-        XCom.set(key=LINES_KEY, value={"submission_id": self._submission_id, "lines": lines}, **self._task_key())
+        XCom.set(key=LINES_KEY, value={"submission_id": self._submission_id, "lines": position}, **self._task_key())
 
     def _task_key(self) -> dict[str, Any]:
         return self.owner.model_dump(mode="json")

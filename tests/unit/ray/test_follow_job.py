@@ -116,6 +116,20 @@ async def test_skipped_lines_are_read_but_not_emitted_again(follow, ray):
     assert follow.lines == []
 
 
+async def test_a_follower_that_takes_over_anywhere_loses_no_line_and_repeats_none(follow, ray):
+    """Wherever the first one ended, and whatever empty lines and lines of the driver's own came before."""
+    log = "a\n\n\n" + STARTED + "\nb\n\n\nc\n\nd\n" + RESULT + "e\n"
+    ray.jobs["a-1"] = FakeJob(status="SUCCEEDED", log=log)
+    positions: list[tuple[str, int]] = []
+    await follow(on_position=lambda position: positions.append((follow.lines[-1], position)))
+    full = [(line, position) for line, position in positions if line]
+    assert [line for line, _ in full] == ["a", "b", "c", "d", "e"]
+    for number, (_, position) in enumerate(full):
+        follow.lines.clear()
+        await follow(skip_lines=position)
+        assert [line for line in follow.lines if line] == [line for line, _ in full[number + 1 :]]
+
+
 async def test_a_log_whose_end_cannot_be_read_says_so_and_the_verdict_stands(follow, ray):
     ray.jobs["a-1"] = FakeJob(status="FAILED", log="a\nb\n", tails=deque([Tail(upto=2)]))
     ray.fails("GET /api/v0/logs/file", *[status(500, "node is dead")] * 99)

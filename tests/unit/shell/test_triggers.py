@@ -101,7 +101,9 @@ async def test_a_failure_travels_with_its_class() -> None:
     probe = Probe(**COMMON)
     probe.outcome = fail
 
-    assert await events_of(probe) == [{"failure_class": "Preempted", "message": "slice a lost a host"}]
+    assert await events_of(probe) == [
+        {"failure_class": "Preempted", "message": "slice a lost a host", "refused": False}
+    ]
 
 
 @pytest.mark.parametrize("state", ["failed", "success", "skipped", "up_for_retry", "scheduled", None])
@@ -226,8 +228,11 @@ async def test_a_note_that_airflow_does_not_take_ends_no_job(monkeypatch: pytest
             taken.append(lines)
             loop.call_soon_threadsafe(noted.set)
 
-    async def prints_and_ends(*_: Any, emit: Callable[[str], None], **__: Any) -> dict[str, Any]:
+    async def prints_and_ends(
+        *_: Any, emit: Callable[[str], None], on_position: Callable[[int], None], **__: Any
+    ) -> dict[str, Any]:
         emit("one line")
+        on_position(1)
         async with asyncio.timeout(20):
             await noted.wait()
         return {"metrics": {}}

@@ -25,8 +25,9 @@ def test_every_error_of_the_tree_has_a_class_that_finds_it():
             assert issubclass(error, type(error_for(error.failure_class, "")))
 
 
-def test_a_refused_spec_arrives_as_a_misconfiguration():
-    assert type(from_event(InvalidSpec("no").as_event())) is Misconfigured
+def test_a_refused_spec_arrives_as_one_so_that_no_retry_refuses_it_again():
+    assert type(from_event(InvalidSpec("no").as_event())) is InvalidSpec
+    assert type(from_event(Misconfigured("no").as_event())) is Misconfigured
 
 
 def test_a_word_that_is_no_class_is_refused():
