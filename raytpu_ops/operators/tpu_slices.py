@@ -11,7 +11,7 @@ from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, whole_number
 from raytpu_ops.tpu.capacity import ladder
-from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.deadlines import Deadlines, Phase, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
@@ -267,14 +267,3 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
         owner = owner_of(context, self.provision_task_id)
         return self.run_flow(backend.find(owner)), backend
-
-
-def as_duration(value: object, what: str) -> timedelta:
-    """A duration of a DAG author.
-
-    :raises InvalidSpec: when it is none, or not longer than zero.
-    """
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds < 1e9:
-        raise InvalidSpec(f"{what}: {value!r} is no duration: give a timedelta or seconds, longer than zero")
-    return timedelta(seconds=seconds)

@@ -10,9 +10,13 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Self
 
+from pydantic import ConfigDict, TypeAdapter, ValidationError
+
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Duration, Instant
-from raytpu_ops.tpu.problems import Checked, read
+from raytpu_ops.tpu.problems import Checked, read, refused
+
+_DURATION: TypeAdapter[timedelta] = TypeAdapter(Duration, config=ConfigDict(defer_build=True))
 
 
 class Phase(StrEnum):
@@ -95,3 +99,16 @@ class Schedule(Checked):
             counts from the waiting.
         """
         return self.deadlines.at(phase, self.begun if since is None else max(since, self.begun))
+
+
+def as_duration(value: object, what: str) -> timedelta:
+    """A single duration that a DAG author wrote.
+
+    :param value: a ``timedelta`` or seconds.
+    :param what: what it is, as the message names it.
+    :raises InvalidSpec: when it is none, not longer than zero, or longer than a year.
+    """
+    try:
+        return _DURATION.validate_python(value)
+    except ValidationError as error:
+        raise refused(error, what) from None
