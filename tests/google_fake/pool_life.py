@@ -298,8 +298,8 @@ class Pools:
         # GoogleCloudPlatform/gsutil#1000
         text = (
             f'Reservation does not have enough resources for the request: specific reservation "{name}" is '
-            f'insufficient for node pool "{pool.name}" at zone "{zone}": required {pool.initial_node_count} and short of '
-            f"{short} VM count of machine type {pool.config.machine_type}."
+            f'insufficient for node pool "{pool.name}" at zone "{zone}": required {pool.initial_node_count} and short '
+            f"of {short} VM count of machine type {pool.config.machine_type}."
         )
         return Fate(Refusal(Code.RESOURCE_EXHAUSTED, text).status, kind="GCE_STOCKOUT")
 

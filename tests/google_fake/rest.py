@@ -52,7 +52,7 @@ class RestServer:
 
     def stop(self) -> None:
         """Close the port and every connection."""
-        self._call(self._runner.cleanup())
+        self._call(self._end())
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
@@ -75,6 +75,14 @@ class RestServer:
         context.load_cert_chain(folder / "localhost.crt", folder / "localhost.key")
         await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context).start()
         return runner
+
+    async def _end(self) -> None:
+        assert self._runner.server is not None
+        for connection in list(self._runner.server.connections):
+            if connection.transport is not None:
+                connection.transport.abort()  # TLS would wait for the client to say goodbye as well
+        await self._runner.cleanup()
+        await asyncio.sleep(0)  # sockets close at the loop's next turn
 
     def _handler(self, api: str, route: Route) -> Any:
         async def serve(request: web.Request) -> web.StreamResponse:

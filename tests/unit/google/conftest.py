@@ -12,6 +12,7 @@ from google.cloud import container_v1, tpu_v2
 from google.oauth2 import service_account
 
 from tests.google_fake import GoogleFake
+from tests.google_fake.trust import signer
 
 
 @pytest.fixture
@@ -23,8 +24,9 @@ def google() -> Iterator[GoogleFake]:
 @pytest.fixture
 def credentials(google: GoogleFake) -> Credentials:
     """Of the service account that the fake gives a key to; tokens come from its token endpoint."""
-    scope = "https://www.googleapis.com/auth/cloud-platform"
-    return service_account.Credentials.from_service_account_info(google.key(), scopes=[scope])
+    key = google.key()
+    scopes = ["https://www.googleapis.com/auth/cloud-platform"]
+    return service_account.Credentials(signer(), key["client_email"], key["token_uri"], scopes=scopes)
 
 
 @pytest.fixture

@@ -1,0 +1,174 @@
+"""What befalls queued resources and TPU nodes in the fake, and what it refuses, as Cloud TPU does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from google.api_core import exceptions
+from google.cloud import tpu_v2
+
+from tests.google_fake import GoogleFake
+from tests.unit.google.requests_to_google import PARENT, QUEUED, queued
+
+Tpu = tpu_v2.TpuClient
+State = tpu_v2.QueuedResourceState.State
+NodeState = tpu_v2.Node.State
+NODE = f"{PARENT}/nodes/qr"
+
+
+def create(tpu: Tpu, resource: tpu_v2.QueuedResource, **more: Any) -> Any:
+    request = {"parent": PARENT, "queued_resource_id": "qr", "queued_resource": resource, **more}
+    return tpu.create_queued_resource(request=request)
+
+
+def state(tpu: Tpu) -> State:
+    return State(tpu.get_queued_resource(name=QUEUED).state.state)
+
+
+def test_f10_a_queue_may_be_as_long_as_it_likes(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.delays.queue = 3 * 3600
+    create(tpu, queued())
+    google.advance(2 * 3600)
+    assert state(tpu) == State.WAITING_FOR_RESOURCES
+    assert google.nodes() == {}
+    google.advance(3600 + 30)
+    assert state(tpu) == State.PROVISIONING
+    google.advance(300)
+    assert state(tpu) == State.ACTIVE
+
+
+def test_f10_a_queue_may_never_end(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.delays.queue = float("inf")
+    create(tpu, queued())
+    google.advance(30 * 24 * 3600)
+    assert state(tpu) == State.WAITING_FOR_RESOURCES
+
+
+def test_a_request_is_withdrawn_when_its_time_is_over(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.delays.queue = float("inf")
+    create(tpu, queued(queueing_policy={"valid_until_duration": "600s"}))
+    google.advance(599)
+    assert state(tpu) == State.WAITING_FOR_RESOURCES
+    google.advance(1)
+    assert state(tpu) == State.FAILED
+    assert "allocation interval" in tpu.get_queued_resource(name=QUEUED).state.failed_data.error.message
+
+
+@pytest.mark.parametrize(("fault", "word"), [("stockout", "no more capacity"), ("quota", "Quota")])
+def test_f11_a_failed_one_says_why_and_stays_until_it_is_deleted_at_once(
+    google: GoogleFake, tpu: Tpu, fault: str, word: str
+) -> None:
+    getattr(google.faults, fault)()
+    create(tpu, queued())
+    google.advance(24 * 3600)
+    found = tpu.get_queued_resource(name=QUEUED)
+    assert found.state.state == State.FAILED
+    assert word in found.state.failed_data.error.message
+    assert found.state.failed_data.error.code == 8
+    tpu.delete_queued_resource(name=QUEUED)
+    google.advance(60)
+    assert google.queued_resources() == {}
+
+
+@pytest.mark.parametrize("where", [State.WAITING_FOR_RESOURCES, State.PROVISIONING, State.ACTIVE])
+def test_f11_others_are_deleted_by_force_alone(google: GoogleFake, tpu: Tpu, where: State) -> None:
+    google.tpu.put(QUEUED, queued(), where)
+    with pytest.raises(exceptions.FailedPrecondition, match=where.name):
+        tpu.delete_queued_resource(name=QUEUED)
+    tpu.delete_queued_resource(request={"name": QUEUED, "force": True})
+    assert state(tpu) == State.DELETING
+    google.advance(60)
+    assert (google.queued_resources(), google.nodes()) == ({}, {})
+
+
+def test_f12_a_node_that_is_taken_back_lingers_and_keeps_its_name(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.put(QUEUED, queued())
+    google.tpu.preempt(NODE)
+    assert tpu.get_node(name=NODE).state == NodeState.PREEMPTED
+    assert state(tpu) == State.SUSPENDING
+    google.advance(24 * 3600)
+    assert state(tpu) == State.SUSPENDED
+    found = tpu.get_queued_resource(name=QUEUED)
+    assert found.state.state_initiator == tpu_v2.QueuedResourceState.StateInitiator.SERVICE
+    assert NODE in google.nodes()
+    with pytest.raises(exceptions.AlreadyExists):
+        create(tpu, queued())
+    with pytest.raises(exceptions.AlreadyExists, match="nodes/qr"):
+        create(tpu, queued(), queued_resource_id="qr-2")
+    tpu.delete_queued_resource(name=QUEUED)
+    google.advance(60)
+    create(tpu, queued())
+
+
+def test_a_node_that_somebody_deletes_suspends_its_queued_resource(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.put(QUEUED, queued())
+    tpu.delete_node(name=NODE)
+    google.advance(120)
+    assert state(tpu) == State.SUSPENDED
+    assert google.nodes() == {}
+
+
+def test_a_request_that_is_sent_twice_is_one(google: GoogleFake, tpu: Tpu) -> None:
+    first = create(tpu, queued(), request_id="5b1f3b3e-3f0c-4d1c-8d5c-1f5d6a7b8c9d")
+    again = create(tpu, queued(), request_id="5b1f3b3e-3f0c-4d1c-8d5c-1f5d6a7b8c9d")
+    assert first.operation.name == again.operation.name
+    with pytest.raises(exceptions.AlreadyExists):
+        create(tpu, queued())
+    assert google.tpu.made == [QUEUED]
+
+
+def test_the_answer_of_a_create_is_lost_and_the_queued_resource_is_there(google: GoogleFake, tpu: Tpu) -> None:
+    google.faults.lost("tpu.CreateQueuedResource")
+    with pytest.raises(exceptions.DeadlineExceeded):
+        create(tpu, queued())
+    assert state(tpu) == State.CREATING
+
+
+def test_metadata_and_labels_of_a_node_may_change(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.put(QUEUED, queued({"metadata": {"a": "1"}}))
+    node = tpu_v2.Node(name=NODE, metadata={"b": "2"})
+    tpu.update_node(node=node, update_mask={"paths": ["metadata"]})
+    assert dict(tpu.get_node(name=NODE).metadata) == {"b": "2"}
+    with pytest.raises(exceptions.InvalidArgument, match="runtime_version"):
+        tpu.update_node(node=node, update_mask={"paths": ["runtime_version"]})
+
+
+def test_a_zone_may_not_have_it(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.zones = {"us-central2-b": frozenset({"v4-8"})}
+    with pytest.raises(exceptions.InvalidArgument, match="not available in zone us-central2-b"):
+        create(tpu, queued())
+    assert [one.type_ for one in tpu.list_accelerator_types(parent=PARENT)] == ["v4-8"]
+    with pytest.raises(exceptions.PermissionDenied, match="Location us-east5-a"):
+        list(tpu.list_queued_resources(parent=PARENT.replace("us-central2-b", "us-east5-a")))
+
+
+def test_all_zones_are_listed_at_once(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.put(QUEUED, queued())
+    everywhere = PARENT.replace("us-central2-b", "-")
+    assert [one.name for one in tpu.list_queued_resources(parent=everywhere)] == [QUEUED]
+    assert [one.name for one in tpu.list_nodes(parent=everywhere)] == [NODE]
+
+
+@pytest.mark.parametrize(
+    ("resource", "word"),
+    [
+        (queued({"accelerator_config": {"type_": "V4", "topology": "3x3x3"}}), "has no topology"),
+        (queued({"accelerator_config": {}, "accelerator_type": "v9-8"}), "Invalid accelerator type"),
+        (queued({"accelerator_type": "v4-16"}), "Exactly one"),
+        (queued({"runtime_version": "v2-alpha-tpuv9"}), "does not exist"),
+        (queued({"runtime_version": "v2-alpha-tpuv6e"}), "not compatible"),
+        (queued({"labels": {"Owner": "a"}}), "Label keys"),
+        (queued({"metadata": {"a.b": "c"}}), "Metadata key"),
+        (queued(spot={}, reservation_name="projects/p/reservations/r"), "mutually exclusive"),
+    ],
+)
+def test_a_request_that_makes_no_sense_is_refused(tpu: Tpu, resource: tpu_v2.QueuedResource, word: str) -> None:
+    with pytest.raises(exceptions.InvalidArgument, match=word):
+        create(tpu, resource)
+
+
+@pytest.mark.parametrize("name", ["Qr", "1r", "q" * 64, "qr-"])
+def test_names_have_rules(tpu: Tpu, name: str) -> None:
+    with pytest.raises(exceptions.InvalidArgument, match="queued_resource_id"):
+        create(tpu, queued(), queued_resource_id=name)
