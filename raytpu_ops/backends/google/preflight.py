@@ -13,7 +13,7 @@ from typing import Any
 
 from raytpu_ops.backends.google.clients import GoogleApis
 from raytpu_ops.backends.google.price import cost_note
-from raytpu_ops.backends.google.refusals import is_absent, is_denied
+from raytpu_ops.backends.google.refusals import is_absent, is_denied, is_nowhere
 from raytpu_ops.backends.google.roles import Role
 from raytpu_ops.tpu.capacity import AnyCapacity, Reservation
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError
@@ -211,9 +211,12 @@ async def _offered(
                     f"get {what} in {zone}", method, name=f"projects/{project}/locations/{zone}/{collection}/{name}"
                 )
             except RayTpuError as error:
-                if isinstance(error, Misconfigured) and not is_denied(error):
+                if is_nowhere(error):
+                    without.append(zone)
+                elif isinstance(error, Misconfigured) and not is_denied(error):
                     raise
-                notes.append(f"{what} in {zone} was not checked: {error}")
+                else:
+                    notes.append(f"{what} in {zone} was not checked: {error}")
                 continue
             without += [zone] if found is None else []
         if len(without) == len(zones):

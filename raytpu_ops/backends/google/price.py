@@ -5,10 +5,11 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import Annotated, Any
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, TypeAdapter, ValidationError
 
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.generations import generation_of
+from raytpu_ops.tpu.problems import refused
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.tpu.words import shown
 
@@ -21,7 +22,10 @@ def _read(value: Any) -> Any:
         except ValueError:
             raise ValueError(f"must be a number, or numbers by generation, got {shown(value)}") from None
     if isinstance(value, dict):
-        return {generation_of(key).generation.name: price for key, price in value.items()}
+        try:
+            return {generation_of(key).generation.name: price for key, price in value.items()}
+        except InvalidSpec as error:
+            raise ValueError(str(error)) from None
     return value
 
 
@@ -50,14 +54,8 @@ def checked_price(value: Any) -> float | dict[str, float] | None:
 
     :raises InvalidSpec: it is no price.
     """
-    from pydantic import TypeAdapter, ValidationError
-
-    from raytpu_ops.tpu.problems import refused
-
     try:
         found: float | dict[str, float] | None = TypeAdapter(PricePerChipHour | None).validate_python(value)
     except ValidationError as error:
         raise refused(error, "price_per_chip_hour") from None
-    except InvalidSpec as error:
-        raise InvalidSpec(f"price_per_chip_hour: {error}") from None
     return found

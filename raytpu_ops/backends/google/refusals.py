@@ -103,6 +103,12 @@ ROWS: tuple[Row, ...] = (
         r"|\bquota '[^']+' (exceeded|exhausted)",
         "release what uses it, or have the quota raised",
     ),
+    Row(
+        "place",
+        Misconfigured,
+        r"\blocation \S+ is not found|LOCATION_POLICY_VIOLATED|permission denied on 'locations/",
+        "check the zone's name, and whether the project may use it",
+    ),
     # Operations and pools carry such words with any code, or none.
     Row(
         "shape",
@@ -197,6 +203,13 @@ def is_denied(error: BaseException) -> bool:
     """Whether a permission is missing; an API that is off, or a policy, is another matter."""
     found = google_error(error)
     return found is not None and _code_of(found) == _DENIED and _row(_words(found)) is None
+
+
+def is_nowhere(error: BaseException) -> bool:
+    """Whether there is no such zone, or not for this project."""
+    found = google_error(error)
+    row = _row(_words(found)) if found is not None else None
+    return row is not None and row.name == "place"
 
 
 def retry_after_s(error: BaseException) -> float | None:

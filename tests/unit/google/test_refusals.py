@@ -239,6 +239,20 @@ SAID = [
         None,
     ),
     Said(
+        "https://github.com/dstackai/gpuhunt/issues/98",
+        Code.PERMISSION_DENIED,
+        "Location europe-west1-b is not found or access is unauthorized.",
+        Misconfigured,
+        "place",
+    ),
+    Said(
+        "https://github.com/firezone/firezone/pull/7711",
+        Code.PERMISSION_DENIED,
+        "Permission denied on 'locations/me-central2' (or it may not exist).",
+        Misconfigured,
+        "place",
+    ),
+    Said(
         "https://github.com/skypilot-org/skypilot/issues/3840",
         None,
         "Cloud TPU received a bad request. the accelerator v4-128 was not found in zone us-central2-b "

@@ -110,9 +110,8 @@ def _delays(policy: TpuRetryPolicy, error: Exception, number: int) -> list[float
 
 
 def test_capacity_waits_longer_each_time_and_preemption_comes_back_soon() -> None:
-    for wanted, got in zip(
-        [300, 600, 1200, 2400, 3600, 3600], _delays(tpu_retry_policy(), CapacityUnavailable("x"), 6)
-    ):
+    delays = _delays(tpu_retry_policy(), CapacityUnavailable("x"), 6)
+    for wanted, got in zip([300, 600, 1200, 2400, 3600, 3600], delays, strict=True):
         assert 0.8 * wanted <= got <= 1.2 * wanted
     assert _delays(tpu_retry_policy(), Preempted("x"), 1)[0] <= 20
 
