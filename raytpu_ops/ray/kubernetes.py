@@ -53,7 +53,7 @@ class Status:
             namespace = _NAMESPACE.search(self.message)
             where = f" in namespace {namespace[1]!r}" if namespace else ""
             what = f"{found['user']!r} lacks the right to {found['verb']} {found['resource']}{where}"
-        return f"{what}; grant it with the role in deploy/gke/rbac.yaml"
+        return f"{what}; grant it with the role in deploy/gke/rbac.yaml: `raytpu doctor --backend gke` shows how"
 
 
 def status_of(code: int, text: str) -> Status | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+import raytpu_ops
 from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import doctor, doctor_gke
@@ -195,6 +198,18 @@ def test_each_missing_right_is_named_with_the_manifest_that_grants_it(
     assert check.found == "not allowed: patch, delete rayclusters.ray.io; get services/proxy"
     assert check.help == f"kubectl apply -f {doctor_gke.manifest('rbac.yaml')}"
     assert Path(doctor_gke.manifest("rbac.yaml")).is_file()
+
+
+def test_an_installed_wheel_has_the_manifests_where_the_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """What pyproject.toml puts into the wheel, unpacked as pip does it."""
+    repository, site = Path(__file__).parents[3], tmp_path / "site-packages"
+    build = tomllib.loads((repository / "pyproject.toml").read_text())["tool"]["hatch"]["build"]
+    for source, target in build["targets"]["wheel"]["force-include"].items():
+        shutil.copytree(repository / source, site / target)
+    monkeypatch.setattr(raytpu_ops, "__file__", str(site / "raytpu_ops" / "__init__.py"))
+    for name in ("rbac.yaml", "doctor.yaml"):
+        assert Path(doctor_gke.manifest(name)) == site / "raytpu_ops" / "deploy" / "gke" / name
+        assert Path(doctor_gke.manifest(name)).is_file()
 
 
 @pytest.mark.parametrize(

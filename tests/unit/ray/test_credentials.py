@@ -159,8 +159,8 @@ FORBIDDEN = (
     ("code", "message", "words"),
     [
         (403, FORBIDDEN, "'system:serviceaccount:airflow:worker' lacks the right to create services/proxy in namespace "
-         "'team-a'; grant it with the role in deploy/gke/rbac.yaml"),
-        (403, "services is forbidden: other words", "is forbidden: other words; grant it .* deploy/gke/rbac.yaml"),
+         "'team-a'; grant it with the role in deploy/gke/rbac.yaml: .raytpu doctor --backend gke. shows how"),
+        (403, "services is forbidden: other words", "is forbidden: other words; grant it .* deploy/gke/rbac.yaml: .*"),
         (400, "the server rejected our request", "the server rejected our request"),
     ],
     ids=["rights", "other words", "bad request"],
