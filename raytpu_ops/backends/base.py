@@ -122,6 +122,7 @@ class Backend(Protocol):
 _BACKENDS = {
     "local": "raytpu_ops.backends.local:LocalBackend",
     "gke": "raytpu_ops.backends.gke:GkeBackend",
+    "tpu_vm": "raytpu_ops.backends.tpu_vm:TpuVmBackend",
 }
 
 

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 from raytpu_ops.backends.gke.access import KubeAccess
 from raytpu_ops.backends.gke.manifest import PORTS
 from raytpu_ops.backends.gke.settings import Settings
-from raytpu_ops.ray.credentials import check_token
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
+from raytpu_ops.ray.credentials import FetchedToken
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 
 if TYPE_CHECKING:
     from kubernetes_asyncio.client import Configuration
@@ -62,34 +62,14 @@ def through_proxy(address: str) -> bool:
     return "/api/v1/namespaces/" in address and "/proxy" in address
 
 
-class RayCredentials:
+class RayCredentials(FetchedToken):
     """Ray's token, for a dashboard that is reached directly.
 
     :param read_token: reads it from the Secret; None while there is none.
     """
 
     def __init__(self, read_token: ReadToken) -> None:
-        self._read_token = read_token
-        self._token: str | None = None
-
-    async def headers(self, *, renew: bool = False) -> Mapping[str, str]:
-        """See :class:`~raytpu_ops.ray.credentials.Credentials`."""
-        return {"authorization": f"Bearer {await self.token(renew=renew)}"}
-
-    async def token(self, *, renew: bool) -> str:
-        """Ray's token.
-
-        :raises RemoteUnavailable: KubeRay has not made it yet.
-        """
-        if renew or self._token is None:
-            self._token = await self._read_token()
-        if self._token is None:
-            raise RemoteUnavailable("Ray's token is not there yet: KubeRay makes its Secret with the RayCluster")
-        return check_token(self._token)
-
-    async def tls(self) -> ssl.SSLContext | None:
-        """The machine's own trust."""
-        return None
+        super().__init__(read_token, "Ray's token is not there yet: KubeRay makes its Secret with the RayCluster")
 
 
 class ProxyCredentials:

@@ -1,0 +1,129 @@
+"""The few calls of the Cloud TPU API that a lease takes.
+
+Only NOT_FOUND means absent (F07). Creating and deleting answer with an operation that nobody here waits for: what
+counts is the queued resource itself, and it can be read by whoever comes after us.
+Not here: credentials, time-outs and what a refusal means (``google/clients.py``).
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from raytpu_ops.backends.google.access import CloudAccess
+from raytpu_ops.backends.google.clients import GoogleApis
+from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
+from raytpu_ops.backends.tpu_vm.startup import STATE
+from raytpu_ops.backends.tpu_vm.states import Meaning
+from raytpu_ops.tpu.errors import Misconfigured
+
+
+class TpuApi:
+    """The Cloud TPU API of a project; use it as an async context manager.
+
+    Every method raises :class:`~raytpu_ops.tpu.errors.RemoteUnavailable` while Google does not answer, and what
+    ``google/refusals.py`` says for a refusal.
+
+    :param access: who asks.
+    """
+
+    def __init__(self, access: CloudAccess) -> None:
+        self.apis = GoogleApis(access)
+
+    async def __aenter__(self) -> Self:
+        await self.apis.__aenter__()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.apis.__aexit__(kind, error, trace)
+
+    @property
+    def project(self) -> str:
+        """Id of the project."""
+        return self.apis.project
+
+    def _parent(self, zone: str) -> str:
+        return f"projects/{self.project}/locations/{zone}"
+
+    async def queued_resource(self, zone: str, name: str) -> QueuedView | None:
+        """One queued resource; None where Google says that there is none."""
+        found = await self.apis.ask_or_none(
+            f"get queued resource {name} in {zone}",
+            self.apis.tpu.get_queued_resource,
+            name=f"{self._parent(zone)}/queuedResources/{name}",
+        )
+        return None if found is None else QueuedView.of(found)
+
+    async def queued_resources(self, zone: str) -> list[QueuedView]:
+        """All queued resources of a zone."""
+        found = await self.apis.ask_all(
+            f"list queued resources in {zone}",
+            self.apis.tpu.list_queued_resources,
+            "queued_resources",
+            parent=self._parent(zone),
+        )
+        return [QueuedView.of(one) for one in found]
+
+    async def create(self, zone: str, name: str, resource: dict[str, Any]) -> None:
+        """Ask for a queued resource.
+
+        :param resource: fields of ``tpu_v2.QueuedResource``.
+        """
+        await self.apis.ask(
+            f"create queued resource {name} in {zone}",
+            self.apis.tpu.create_queued_resource,
+            parent=self._parent(zone),
+            queued_resource_id=name,
+            queued_resource=resource,
+        )
+
+    async def delete(self, zone: str, name: str) -> None:
+        """Tell a queued resource to go, with its nodes, in whatever state it is (F11); fine where it is gone."""
+        try:
+            await self.apis.ask_or_none(
+                f"delete queued resource {name} in {zone}",
+                self.apis.tpu.delete_queued_resource,
+                request={"name": f"{self._parent(zone)}/queuedResources/{name}", "force": True},
+            )
+        except Misconfigured:
+            there = await self.queued_resource(zone, name)
+            if there is not None and there.meaning is not Meaning.GOING:
+                raise  # else somebody else told it to go in the same moment
+
+    async def nodes(self, zone: str) -> list[NodeView]:
+        """All nodes of a zone."""
+        found = await self.apis.ask_all(
+            f"list nodes in {zone}", self.apis.tpu.list_nodes, "nodes", parent=self._parent(zone)
+        )
+        return [NodeView.of(one) for one in found]
+
+    async def node(self, zone: str, name: str) -> NodeView | None:
+        """One node; None where Google says that there is none."""
+        found = await self.apis.ask_or_none(
+            f"get node {name} in {zone}", self.apis.tpu.get_node, name=f"{self._parent(zone)}/nodes/{name}"
+        )
+        return None if found is None else NodeView.of(found)
+
+    async def delete_node(self, zone: str, name: str) -> None:
+        """Tell a node to go; fine where it is gone."""
+        await self.apis.ask_or_none(
+            f"delete node {name} in {zone}", self.apis.tpu.delete_node, name=f"{self._parent(zone)}/nodes/{name}"
+        )
+
+    async def said(self, zone: str, node: str) -> list[str]:
+        """What the startup scripts of a node's VMs said last, one line a worker, in their order; empty: nothing yet."""
+        answer = await self.apis.ask(
+            f"get guest attributes of node {node} in {zone}",
+            self.apis.tpu.get_guest_attributes,
+            request={"name": f"{self._parent(zone)}/nodes/{node}", "query_path": STATE},
+        )
+        namespace, _, key = STATE.partition("/")
+        return [
+            next(
+                (one.value for one in worker.query_value.items if (one.namespace, one.key) == (namespace, key)),
+                "",
+            )
+            for worker in answer.guest_attributes
+        ]

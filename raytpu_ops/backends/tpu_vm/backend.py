@@ -1,0 +1,371 @@
+"""The tpu_vm backend: a lease is one queued resource of Cloud TPU, whose VMs start Ray by themselves.
+
+Worker 0 of the first slice is Ray's head, unless the user has one. Everything is found again from the queued
+resource: its name follows from the owner, its nodes' metadata hold the rest, Ray's token too. So whoever may
+read the metadata of TPU VMs in the project (``tpu.nodes.get``, ``tpu.queuedResources.get``), or runs something
+on the VMs, can read the token; it is in no label, log, XCom or argument.
+
+Not here: requests (``request.py``), the way up (``granting.py``) and down (``giving_back.py``), what the answers
+mean (``states.py``, ``health.py``).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
+
+from raytpu_ops.backends.base import Plan, Released, Say, silent
+from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
+from raytpu_ops.backends.tpu_vm import request
+from raytpu_ops.backends.tpu_vm.api import TpuApi
+from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
+from raytpu_ops.backends.tpu_vm.granting import ANSWER_WITHIN, Granting
+from raytpu_ops.backends.tpu_vm.health import Seen, judged
+from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
+from raytpu_ops.backends.tpu_vm.record import TOKEN, Record
+from raytpu_ops.backends.tpu_vm.settings import Settings
+from raytpu_ops.backends.tpu_vm.startup import DASHBOARD_PORT, SERVE_PORT
+from raytpu_ops.ray.credentials import FetchedToken, check_token
+from raytpu_ops.tpu import naming
+from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.errors import InvalidSpec, Preempted, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.readiness import Readiness
+from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.waits import Done, Pending, Wait, utc_now, wait_async
+
+if TYPE_CHECKING:
+    from raytpu_ops.ray.client import RayClient
+    from raytpu_ops.ray.credentials import Credentials
+
+Answer = TypeVar("Answer")
+
+#: How long what Google said of a lease is good for: waits look every second, and Google counts requests.
+GOOD_FOR = timedelta(seconds=10)
+#: How long a VM may take to start Ray again before its slice counts as lost.
+BACK_WITHIN = timedelta(minutes=10)
+_CREATED = "queued resource"
+
+
+class TpuVmBackend:
+    """Grants slices as Cloud TPU VMs.
+
+    :param cloud: who asks Google; default what this machine or pod is to Google.
+    :param ray_token: the token of the Ray head that ``ray_head`` names; default: a new one for each lease.
+    :param clock: the time, UTC.
+    :param sleep: takes seconds, between two tries.
+    :param options: see :class:`~raytpu_ops.backends.tpu_vm.settings.Settings`.
+    :raises InvalidSpec: an option is not right.
+    """
+
+    name = "tpu_vm"
+    acquires_in_task = False
+    ships_runtime = True  # the VMs have Ray, not this package
+
+    def __init__(
+        self,
+        cloud: CloudAccess | None = None,
+        *,
+        ray_token: str | None = None,
+        clock: Callable[[], datetime] = utc_now,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        **options: Any,
+    ) -> None:
+        self.settings = Settings.of(options)
+        self.cloud = cloud if cloud is not None else DefaultAccess()
+        self._ray_token = check_token(ray_token) if ray_token else None
+        if self._ray_token and not self.settings.ray_head:
+            raise InvalidSpec("ray_token: is for a Ray head of one's own, and ray_head is not set: leave it out")
+        if self.settings.ray_head and not self._ray_token:
+            raise InvalidSpec(
+                "ray_token: is missing: the VMs join ray_head with its token; put it into the extra of the ray_tpu "
+                "connection as 'ray_token', which Airflow masks"
+            )
+        self._clock, self._sleep = clock, sleep
+        self._tokens: dict[tuple[str, datetime], FetchedToken] = {}
+        #: What Google said last of a lease, and when.
+        self._looked: dict[str, tuple[datetime, Seen]] = {}
+        #: What the VMs of a lease said last, and when.
+        self._heard: dict[str, tuple[datetime, dict[str, Sequence[str]]]] = {}
+        #: Leases of which nothing is known at the moment, and since when.
+        self._silent: dict[str, datetime] = {}
+
+    def __repr__(self) -> str:
+        return f"TpuVmBackend({self.cloud!r}, zones={self.settings.zones!r})"
+
+    async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
+        """Check the spec and the ladder against what Cloud TPU has.
+
+        :raises InvalidSpec: a generation, shape or kind of capacity that it does not have.
+        """
+        request.check(spec)
+        for number, rung in enumerate(ladder):
+            request.check_rung(rung, f"capacity[{number}]")
+        settings, shape = self.settings, spec.shape
+        notes = [f"zones, in this order: {', '.join(settings.zones)}"]
+        if not settings.external_ip:
+            notes.append("the VMs have internal addresses only: Airflow must reach those, and what they install too")
+        nodes = "node" if spec.num_slices == 1 else "nodes"
+        head = f"Ray head at {settings.ray_head}" if settings.ray_head else "Ray head on worker 0 of the first slice"
+        return Plan(
+            backend=self.name,
+            spec=spec,
+            ladder=list(ladder),
+            lease_for=lease_for,
+            creates=[
+                f"1 queued resource with {request.runtime_version(spec, settings)}",
+                f"{spec.num_slices} TPU {nodes} of {shape}: {spec.hosts} VMs, {shape.chips_per_host} chips each",
+                head,
+            ],
+            notes=notes,
+        )
+
+    async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
+        """Climb the ladder until Google has granted all slices; :meth:`observe` tells when Ray is up on them.
+
+        :raises CapacityUnavailable: no rung had the chips in any zone.
+        :raises Misconfigured: Google refuses for good, or something else has the name.
+        :raises DeadlineExceeded: Google was away, or something could not be deleted in time.
+        """
+        async with self._api() as api:
+            granting = Granting(
+                api,
+                plan,
+                owner,
+                self.settings,
+                token=self._ray_token,
+                clock=self._clock,
+                sleep=self._sleep,
+                say=say,
+            )
+            granted = await granting.run()
+        assert granted.queued.record is not None, "it was checked to be ours"
+        self._looked.pop(granted.queued.id, None)
+        return self._lease(granted.queued, granted.queued.record, granted.nodes)
+
+    async def find(self, owner: Owner) -> SliceLease | None:
+        """The owner's lease, whether it is granted yet or not; None where there is none."""
+        found = await self._waiting(f"lease {naming.lease_id(owner)}", lambda: self._found(owner))
+        return found[0] if found else None
+
+    async def _found(self, owner: Owner | None = None) -> list[SliceLease]:
+        """Leases in all zones; of nodes whose queued resource is gone too, because those bill."""
+        leases: dict[str, SliceLease] = {}
+        async with self._api() as api:
+            for zone in self.settings.zones:
+                nodes = [node for node in await api.nodes(zone) if node.record is not None]
+                for view in await self._queued(api, zone, owner):
+                    # A copy that somebody made of one carries its record, but has a name of its own.
+                    if view.record is not None and view.id == naming.lease_id(view.record.owner):
+                        leases[view.id] = self._lease(
+                            view, view.record, [one for one in nodes if one.queued == view.id]
+                        )
+                for node in nodes:
+                    assert node.record is not None
+                    name = naming.lease_id(node.record.owner)
+                    if name not in leases and owner in (None, node.record.owner):
+                        leases[name] = self._lease(None, node.record, [node])
+        return list(leases.values())
+
+    async def _queued(self, api: TpuApi, zone: str, owner: Owner | None) -> list[QueuedView]:
+        if owner is None:
+            return await api.queued_resources(zone)
+        view = await api.queued_resource(zone, naming.lease_id(owner))
+        return [view] if view is not None and view.record is not None and view.record.owner == owner else []
+
+    async def list_leases(self, **labels: str) -> list[SliceLease]:
+        """Leases in the zones.
+
+        :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
+        :raises InvalidSpec: for any other label.
+        """
+        keys = ("dag_id", "run_id", "task_id")
+        if unknown := set(labels) - set(keys):
+            raise InvalidSpec(f"leases can't be narrowed by {', '.join(sorted(unknown))}: use {', '.join(keys)}")
+        found = await self._waiting(f"leases in {', '.join(self.settings.zones)}", self._found)
+        return [one for one in found if all(getattr(one.owner, key) == value for key, value in labels.items())]
+
+    async def observe(self, lease: SliceLease) -> Readiness:
+        """What Google and Ray say of the lease."""
+        try:
+            seen = await self._seen(lease)
+        except RemoteUnavailable as error:
+            # Whether it queues or comes up is not known now, so only the silence itself may be too long.
+            return Readiness(problems=[str(error)], since=self._silent.setdefault(lease.id, self._clock()))
+        self._silent.pop(lease.id, None)
+        if not seen.up:
+            return judged(lease.spec, lease.id, seen)
+        seen = await self._asked(lease, seen)
+        if not judged(lease.spec, lease.id, seen).ready:
+            seen = replace(seen, said=await self._said(seen))
+        return judged(lease.spec, lease.id, seen)
+
+    async def _seen(self, lease: SliceLease) -> Seen:
+        """What Google says; remembered for :data:`GOOD_FOR`."""
+        at, seen = self._looked.get(lease.id, (None, None))
+        if at is not None and seen is not None and self._clock() < at + GOOD_FOR:
+            return seen
+        zone, _, name = lease.created[_CREATED][0].partition("/")
+        async with self._api() as api:
+            view = await api.queued_resource(zone, name)
+            if view is None or view.owner != lease.owner.digest:
+                return Seen(None)
+            found = [await api.node(zone, node) for node in view.node_ids]
+        seen = Seen(view, {node.id: node for node in found if node is not None})
+        self._looked[lease.id] = (self._clock(), seen)
+        return seen
+
+    async def _said(self, seen: Seen) -> dict[str, Sequence[str]]:
+        """What the VMs say while Ray is not whole; it helps a person, and where it can't be read the rest stands."""
+        assert seen.queued is not None, "it is up"
+        view = seen.queued
+        at, said = self._heard.get(view.id, (None, {}))
+        if at is not None and self._clock() < at + GOOD_FOR:
+            return said
+        said = {}
+        async with self._api() as api:
+            for node in view.node_ids:
+                try:
+                    said[node] = await api.said(view.zone, node)
+                except RayTpuError as error:
+                    said[node] = [f"(not to be had: {error})"]
+        self._heard[view.id] = (self._clock(), said)
+        return said
+
+    async def _asked(self, lease: SliceLease, seen: Seen) -> Seen:
+        """With what Ray says."""
+        try:
+            async with self.ray(lease) as ray:
+                seen = replace(seen, ray=await ray.nodes())
+                if not judged(lease.spec, lease.id, seen).ready:
+                    return seen  # who holds which chips matters later, and a head that starts has enough to do
+                return replace(seen, holders=await ray.holders(), usage=await ray.usage())
+        except RemoteUnavailable as error:
+            return replace(seen, silence=str(error)) if seen.ray is None else seen
+
+    async def repair(self, lease: SliceLease) -> SliceLease:
+        """Wait until the VMs whose Ray died have started it again; what Google took can't be replaced alone.
+
+        :raises Preempted: a slice is gone, or did not come back within :data:`BACK_WITHIN`.
+        """
+
+        def judge(report: Readiness) -> Pending | Done[None]:
+            if report.fatal:
+                raise Preempted(
+                    f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one."
+                )
+            if not report.broken:
+                return Done(None)
+            if self._clock() >= until:
+                raise Preempted(f"lease {lease.id}: Ray did not come back on its VMs: {report.describe()}")
+            return Pending(report.describe())
+
+        until = self._clock() + BACK_WITHIN
+        decider = Wait(f"lease {lease.id}", judge, deadline=None, clock=self._clock)
+        await wait_async(lambda: self.observe(lease), decider, sleep=self._sleep)
+        return lease
+
+    async def release(self, lease: SliceLease) -> Released:
+        """Delete the queued resource with its nodes, in whatever state they are, and see that they are gone."""
+        back = GivingBack()
+        name = naming.lease_id(lease.owner)
+        async with self._api() as api:
+            for zone in dict.fromkeys([*_zones(lease), *self.settings.zones]):
+                await back.look(api, zone, name, lease.owner)
+        self._looked.pop(lease.id, None)
+        return Released(removed=back.removed, left=back.left)
+
+    def ray(self, lease: SliceLease) -> RayClient:
+        """A client for the lease's Ray; its token is read from the VMs' metadata when the client is used."""
+        from raytpu_ops.ray.client import RayClient
+
+        # A lease that is granted anew has its former one's name, and another token.
+        key = (lease.id, lease.granted_at)
+        token = self._tokens.setdefault(
+            key,
+            FetchedToken(
+                lambda: self._read_token(lease),
+                f"lease {lease.id}: its queued resource is gone, and Ray's token with it",
+            ),
+        )
+        return RayClient(lease.ray.address, credentials=token, sleep=self._sleep)
+
+    async def _read_token(self, lease: SliceLease) -> str | None:
+        zone, _, name = lease.created[_CREATED][0].partition("/")
+        async with self._api() as api:
+            view = await api.queued_resource(zone, name)
+        return view.token if view is not None and view.owner == lease.owner.digest else None
+
+    def serve_credentials(self, lease: SliceLease) -> Credentials | None:
+        """None: Serve lets everybody in who reaches the head's address."""
+        return None
+
+    def _lease(self, view: QueuedView | None, record: Record, nodes: Sequence[NodeView]) -> SliceLease:
+        """The lease as its objects tell it; ungranted, it has no address yet and expires with its place in the queue.
+
+        :param view: None where only nodes are left of it.
+        """
+        name = naming.lease_id(record.owner)
+        zone = view.zone if view is not None else nodes[0].zone
+        slices = list(view.node_ids) if view is not None else [node.id for node in nodes]
+        granted = _granted_at(nodes)
+        begun = granted or record.climb.begun
+        return SliceLease(
+            id=name,
+            owner=record.owner,
+            backend=self.name,
+            spec=record.spec,
+            capacity=record.capacity,
+            created={_CREATED: [f"{zone}/{name}"], "slice": slices},
+            place={**self.settings.in_place(), **self.cloud.selectors},
+            ray=_endpoint(name, zone, record, next((node for node in nodes if node.id == slices[0]), None)),
+            attempts=record.climb.tried,
+            granted_at=begun,
+            expires_at=(granted or max(record.until, begun)) + record.lease_for,
+        )
+
+    def _api(self) -> TpuApi:
+        return TpuApi(self.cloud)
+
+    async def _waiting(self, what: str, look: Callable[[], Awaitable[Answer]]) -> Answer:
+        """Do something that is safe to do again until it is through, as long as Google may be away."""
+        decider: Wait[Answer, Answer] = Wait(
+            what, Done, deadline=self._clock() + ANSWER_WITHIN, max_backoff_s=5.0, clock=self._clock
+        )
+        return await wait_async(look, decider, sleep=self._sleep)
+
+
+def _granted_at(nodes: Iterable[NodeView]) -> datetime | None:
+    """Nodes are made the moment they are granted."""
+    return max((node.created for node in nodes if node.created is not None), default=None)
+
+
+def _zones(lease: SliceLease) -> list[str]:
+    return [where.partition("/")[0] for where in lease.created.get(_CREATED, [])]
+
+
+def _endpoint(name: str, zone: str, record: Record, first: NodeView | None) -> RayEndpoint:
+    """How Ray is reached.
+
+    :param first: the first slice's node, None where it does not exist yet.
+    """
+    address = (first.external if record.external else first.address) if first is not None else None
+    # A URL that leads nowhere (RFC 2606) while there is no address.
+    host = address or f"{name}.invalid"
+    dashboard = record.dashboard or f"http://{host}:{DASHBOARD_PORT}"
+    serve = record.serve or f"http://{_bracketed(urlsplit(dashboard).hostname or host)}:{SERVE_PORT}"
+    own = first.address if first is not None and record.dashboard is None else None
+    return RayEndpoint(
+        address=dashboard,
+        serve_address=serve,
+        serve_listens=f"{own}:{SERVE_PORT}" if own else None,
+        token=f"metadata {TOKEN} of queued resource {zone}/{name}",
+    )
+
+
+def _bracketed(host: str) -> str:
+    return f"[{host}]" if ":" in host else host

@@ -1,0 +1,79 @@
+"""Giving a lease's queued resource back: told to go, and looked at until Google says that there is none.
+
+One look at a time; who waits, and for how long, is decided elsewhere. Every step is tried whatever the others did:
+the money is in the nodes, so they are told to go also where the queued resource cannot be read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from raytpu_ops.backends.tpu_vm.api import TpuApi
+from raytpu_ops.backends.tpu_vm.record import OWNER
+from raytpu_ops.backends.tpu_vm.states import Meaning
+from raytpu_ops.tpu.errors import RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.lease import Owner
+
+Answer = TypeVar("Answer")
+
+
+@dataclass
+class GivingBack:
+    """What one look at one zone or several found.
+
+    :param removed: what was told to go.
+    :param left: what is still there, and why.
+    :param errors: what could not be done or seen; also among ``left``.
+    """
+
+    removed: list[str] = field(default_factory=list)
+    left: list[str] = field(default_factory=list)
+    errors: list[RayTpuError] = field(default_factory=list)
+
+    async def look(self, api: TpuApi, zone: str, name: str, owner: Owner, *, ours: bool = False) -> None:
+        """Tell what is there to go.
+
+        :param name: of the queued resource.
+        :param owner: whose it must be; another's stays.
+        :param ours: it is known to be the owner's, so it goes also where nobody may look at it (F32).
+        """
+        going = await self._try(self._queued(api, zone, name, owner, ours), f"queued resource {name} in {zone}")
+        what = f"nodes in {zone} with the label {OWNER}={owner.digest}"
+        await self._try(self._nodes(api, zone, owner, bool(going)), what)
+
+    async def _try(self, step: Awaitable[Answer], what: str) -> Answer | None:
+        try:
+            return await step
+        except RayTpuError as error:
+            self.errors.append(error)
+            self.left.append(f"{what} may be left: {error}")
+            return None
+
+    async def _queued(self, api: TpuApi, zone: str, name: str, owner: Owner, ours: bool) -> bool:
+        """Whether it is on its way out, and its nodes with it."""
+        try:
+            view = await api.queued_resource(zone, name)
+        except RemoteUnavailable:
+            raise
+        except RayTpuError:
+            if ours:
+                await api.delete(zone, name)
+            raise
+        if view is None or view.owner != owner.digest:
+            return False
+        if view.meaning is not Meaning.GOING:
+            await api.delete(zone, name)
+            self.removed.append(str(view))
+        self.left.append(f"{view} is being deleted")
+        return True
+
+    async def _nodes(self, api: TpuApi, zone: str, owner: Owner, going: bool) -> None:
+        for node in await api.nodes(zone):
+            if node.owner != owner.digest:
+                continue
+            if node.meaning is not Meaning.GOING and not going:
+                await api.delete_node(zone, node.id)
+                self.removed.append(str(node))
+            self.left.append(f"{node} is {node.state}")

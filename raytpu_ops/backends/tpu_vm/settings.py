@@ -1,0 +1,177 @@
+"""What a user of the ``tpu_vm`` backend may set, checked in one place.
+
+Not here: who asks Google (``google/access.py``) and how the options become a request (``request.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.fields import Flag, Line, Url, Word
+from raytpu_ops.tpu.problems import Checked, read
+
+#: What a host needs beside Ray's own requirements: the same as docker/ray-tpu has. ``jax[tpu]`` brings libtpu.
+PACKAGES = (
+    "ray[default,train,serve]=={ray_version}",
+    "jax[tpu]",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "etils[epath-gcs]",
+    "scikit-learn",
+)
+#: The oldest Ray whose slices are first-class.
+OLDEST_RAY = (2, 55)
+_ZONE = re.compile(r"[a-z]+(-[a-z0-9]+)+-[a-z]\Z")
+_RAY = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9]+\Z")
+_HOST_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}\Z")
+_FLAG = re.compile(r"[a-z][a-z0-9-]*\Z")
+#: Google's rule for labels: https://cloud.google.com/compute/docs/labeling-resources#requirements
+_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
+_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
+#: What the startup script itself says to ``ray start``.
+_OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port", "block"})
+
+
+def _words(value: object) -> object:
+    """A list; text is read as one with commas, as a form and a lease's ``place`` have it."""
+    if isinstance(value, str):
+        return [word.strip() for word in value.split(",") if word.strip()]
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _zone(value: str) -> str:
+    if not _ZONE.match(value):
+        raise ValueError("must be a zone of Google Cloud such as 'us-central2-b'")
+    return value
+
+
+def _ray_version(value: str) -> str:
+    match = _RAY.match(value)
+    if not match:
+        raise ValueError("must be a version such as '2.60.0'")
+    if (int(match[1]), int(match[2])) < OLDEST_RAY:
+        raise ValueError(f"must be {'.'.join(map(str, OLDEST_RAY))} or newer: slices are first-class since")
+    return value
+
+
+def _host_port(value: str) -> str:
+    if not _HOST_PORT.match(value):
+        raise ValueError("must be the address of a Ray head's GCS, 'host:port'")
+    return value
+
+
+def _absolute(value: str) -> str:
+    if not value.startswith("/"):
+        raise ValueError("must be an absolute path on the VMs such as '/opt/venv/bin/python'")
+    return value
+
+
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    for key, text in value.items():
+        if not _LABEL.match(key) or not _LABEL_VALUE.match(text):
+            raise ValueError(
+                "must be labels of Google: lower-case letters, digits, dashes and underscores, at most 63 characters"
+            )
+        if key.startswith("raytpu-"):
+            raise ValueError("must not begin with 'raytpu-': leases are found by those labels")
+    return value
+
+
+def _flags(value: dict[str, str]) -> dict[str, str]:
+    for key in value:
+        if not _FLAG.match(key):
+            raise ValueError("must be options of `ray start` without the dashes before them, such as 'num-cpus'")
+        if key in _OURS:
+            raise ValueError(f"{key} is what the backend itself says to `ray start`")
+    return value
+
+
+Zone = Annotated[Word, AfterValidator(_zone)]
+Zones = Annotated[list[Zone], BeforeValidator(_words), Field(min_length=1)]
+Words = Annotated[list[Word], BeforeValidator(_words)]
+
+
+class Settings(Checked):
+    """The options of the ``tpu_vm`` backend.
+
+    :param zones: where slices may be, in the order in which each rung is tried there; a list, or text with commas.
+    :param runtime_version: the TPU software version of the VMs; default the one for the generation.
+    :param network: the VPC network; default the project's ``default``.
+    :param subnetwork: of the network, in each zone's region.
+    :param external_ip: give every VM a public address too. Without one they need Cloud NAT to install anything.
+    :param reach: which address of the head is used: ``internal``, or ``external`` (needs ``external_ip``).
+    :param service_account: the account that the VMs act as; default Compute Engine's. They need no right for what
+        this backend does, only for what the jobs do (buckets).
+    :param tags: network tags, for firewall rules.
+    :param labels: further labels of the VMs.
+    :param ray_version: Ray's version on the VMs.
+    :param python: absolute path of a Python 3.11 or newer on the VMs, as an image of one's own has it; default one
+        that is fetched when a VM first starts.
+    :param pip: packages that are installed where Python lacks Ray, or has another version of it;
+        ``{ray_version}`` is filled in. Empty: nothing is ever installed, and a VM without Ray is an error.
+    :param ray_start_params: further options of ``ray start`` on every VM.
+    :param env: further environment variables of Ray on every VM. They are readable like the VM's metadata: no secrets.
+    :param ray_head: ``host:port`` of a Ray head of one's own which all slices join; default worker 0 of the first slice
+        is the head. Its token comes with the option ``ray_token``, its dashboard's address with ``dashboard_url``.
+    :param dashboard_url: where Ray's dashboard is reached; default port 8265 of the head's address.
+    :param serve_url: where Serve is reached; default port 8000 of the head's address.
+    :raises InvalidSpec: one line: where, what is wrong, what would be right.
+    """
+
+    zones: Zones
+    runtime_version: Word | None = None
+    network: Line | None = None
+    subnetwork: Line | None = None
+    external_ip: Flag = False
+    reach: Annotated[Word, Field(pattern="^(internal|external)$")] = "internal"
+    service_account: Word | None = None
+    tags: Words = Field(default_factory=list)
+    labels: Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)] = Field(
+        default_factory=dict
+    )
+    ray_version: Annotated[Word, AfterValidator(_ray_version)] = "2.60.0"
+    python: Annotated[Line, AfterValidator(_absolute)] | None = None
+    pip: Words = Field(default_factory=lambda: list(PACKAGES))
+    ray_start_params: Annotated[dict[Word, Line], AfterValidator(_flags)] = Field(default_factory=dict)
+    env: dict[Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Line] = Field(default_factory=dict)
+    ray_head: Annotated[Word, AfterValidator(_host_port)] | None = None
+    dashboard_url: Url | None = None
+    serve_url: Url | None = None
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if len(set(self.zones)) < len(self.zones):
+            raise InvalidSpec(f"zones: {', '.join(self.zones)} names a zone twice; each rung is tried once in each")
+        if self.ray_head and not self.dashboard_url:
+            raise InvalidSpec("dashboard_url: is missing: with ray_head nothing else says where that Ray is reached")
+        if self.reach == "external" and not self.external_ip:
+            raise InvalidSpec("reach: 'external' needs external_ip=True, which gives the VMs such an address")
+        return self
+
+    @property
+    def packages(self) -> list[str]:
+        """The packages to install, with Ray's version filled in."""
+        return [package.replace("{ray_version}", self.ray_version) for package in self.pip]
+
+    @classmethod
+    def of(cls, options: object) -> Self:
+        """Read what a person wrote.
+
+        :raises InvalidSpec: one line: where, what is wrong, what would be right.
+        """
+        if isinstance(options, Mapping) and not options.get("zones"):
+            raise InvalidSpec(
+                "zones: is missing: backend 'tpu_vm' needs the zones in which slices may be, such as "
+                "zones=['us-central2-b'], in its options or in the connection's extra"
+            )
+        return read(cls, options, "backend 'tpu_vm'")
+
+    def in_place(self) -> dict[str, Any]:
+        """What a later task needs to find the lease again, as text; each is an option of this backend."""
+        return {"zones": ",".join(self.zones)}

@@ -1,0 +1,70 @@
+"""The backend against the fake Google, on a clock that passes while the backend sleeps."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from raytpu_ops.backends.base import Plan
+from raytpu_ops.backends.google.access import DefaultAccess
+from raytpu_ops.backends.tpu_vm import TpuVmBackend
+from raytpu_ops.tpu.capacity import ladder
+from raytpu_ops.tpu.deadlines import Deadlines
+from raytpu_ops.tpu.lease import Owner
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake import GoogleFake
+from tests.google_fake.fake import PROJECT, ZONE
+
+ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
+OTHER = "europe-west4-b"
+ZONES = [ZONE, OTHER]
+SPEC = SliceSpec.of("v4", "2x2x2", num_slices=2)
+
+Make = Callable[..., TpuVmBackend]
+
+
+@pytest.fixture
+def google() -> Iterator[GoogleFake]:
+    with GoogleFake() as fake:
+        yield fake
+
+
+@pytest.fixture
+def make(google: GoogleFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """Makes backends, each as in a process of its own; what this machine is to Google is a service account."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google.key_file(tmp_path)))
+
+    def made(**options: Any) -> TpuVmBackend:
+        access = DefaultAccess(PROJECT, endpoints=google.endpoints)
+        options = {"zones": ZONES, **options}
+        return TpuVmBackend(access, clock=google.clock.now, sleep=google.clock.sleep, **options)
+
+    return made
+
+
+@pytest.fixture
+def backend(make: Make) -> TpuVmBackend:
+    return make()
+
+
+def planned(capacity: object = None, spec: SliceSpec = SPEC, **deadlines: timedelta) -> Plan:
+    """A plan as the operator makes it."""
+    return Plan(
+        backend="tpu_vm",
+        spec=spec,
+        ladder=ladder(capacity),
+        lease_for=timedelta(hours=12),
+        deadlines=Deadlines.of(deadlines),
+    )
+
+
+async def until(there: Callable[[], object]) -> None:
+    """Let others go on until something is there."""
+    async with asyncio.timeout(30):
+        while not there():  # noqa: ASYNC110  the fake lives in other threads and sets no event of this loop
+            await asyncio.sleep(0)
