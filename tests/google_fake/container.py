@@ -79,7 +79,7 @@ class Container(Pools):
         operation = self._begin(cluster, OpType.CREATE_NODE_POOL, full)
         fate = self._fate(cluster, pool)
         if fate is None:
-            self.clock.after(self.delays.create, lambda: self._succeed(cluster, pool, operation))
+            self.clock.after(self.delays.create, lambda: self._grow(cluster, pool, operation))
         else:
             self.clock.after(self.delays.fail, lambda: self._fail(cluster, pool, operation, fate))
         return operation
@@ -96,7 +96,7 @@ class Container(Pools):
             if cluster.pools.get(pool.name) is pool:
                 self._drop(cluster, pool)
 
-        self.clock.after(self.delays.delete, gone)
+        self.clock.after(self.delays.delete, lambda: self._when_settled(cluster, pool, gone))
         return operation
 
     def _get_operation(self, request: gke.GetOperationRequest) -> gke.Operation:

@@ -8,10 +8,11 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from google.cloud import container_v1, tpu_v2
 
+from tests.google_fake.boots import BootsNodes
 from tests.google_fake.clock import Clock
 from tests.google_fake.container import Container
 from tests.google_fake.faults import Faults
@@ -22,6 +23,9 @@ from tests.google_fake.rpc import RpcServer
 from tests.google_fake.tokens import Tokens, service_account
 from tests.google_fake.tpu import Tpu
 from tests.google_fake.trust import authority
+
+if TYPE_CHECKING:
+    from tests.testbed.client import Testbed
 
 PROJECT = "tpu-project"
 ZONE = "us-central2-b"
@@ -50,6 +54,7 @@ class GoogleFake:
         self._rpc: RpcServer | None = None
         self._rest: RestServer | None = None
         self._ticker: threading.Thread | None = None
+        self._bridges: list[BootsNodes] = []
         self._before: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
@@ -74,6 +79,8 @@ class GoogleFake:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        for bridge in self._bridges:
+            bridge.close()
         self.clock.close()
         if self._ticker is not None:
             self._ticker.join()
@@ -86,6 +93,9 @@ class GoogleFake:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
+        wrong = [line for bridge in self._bridges for line in bridge.errors]
+        if wrong and error is None:
+            raise RuntimeError("\n".join(wrong))
 
     # What there is
 
@@ -151,6 +161,19 @@ class GoogleFake:
         cluster = Cluster(name, tuple(zones) or (name.split("/")[3],))
         self.container.clusters[name] = cluster
         return cluster
+
+    def boots_nodes(self, testbed: Testbed, cluster: str = CLUSTER) -> BootsNodes:
+        """Nodes of a cluster's pools are real kubelets from now on; the clock must run by itself.
+
+        :param testbed: a run with nodes.
+        :param cluster: whose API server the testbed's is.
+        """
+        if not self.clock.speed:
+            raise ValueError("real nodes take real time: give the fake a Clock(speed=…)")
+        bridge = BootsNodes(self.container, self.container.clusters[cluster], testbed)
+        self.container.watchers.append(bridge)
+        self._bridges.append(bridge)
+        return bridge
 
     def advance(self, seconds: float) -> None:
         """Let time pass."""

@@ -6,6 +6,7 @@ Not here: requests (`container.py`), and nodes that really run (`boots.py`).
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Protocol
@@ -72,6 +73,9 @@ class PoolWatcher(Protocol):
 
     def shrunk(self, cluster: Cluster, pool: gke.NodePool) -> None:
         """The pool's nodes go away: it is deleted, or they were taken back."""
+
+    def busy(self, cluster: Cluster, pool: gke.NodePool) -> bool:
+        """Whether nodes of the pool are still coming or going; its operation waits for them."""
 
 
 class Pools:
@@ -146,9 +150,7 @@ class Pools:
     def preempt(self, name: str) -> None:
         """F12: the pool's nodes are taken back; the pool itself stays, without them."""
         with self.clock.lock:
-            cluster, pool = self._find(name)
-            cluster.sizes[pool.name] = 0
-            self._tell("shrunk", cluster, pool)
+            self._take_back(*self._find(name))
 
     def vanish(self, name: str) -> None:
         """A pool is deleted by somebody else, at once."""
@@ -163,8 +165,7 @@ class Pools:
 
             def come() -> None:
                 if cluster.pools.get(pool.name) is pool and pool.status == Status.RUNNING:
-                    cluster.sizes[pool.name] = nodes
-                    self._tell("grown", cluster, pool)
+                    self._resize(cluster, pool, nodes)
 
             self.clock.after(self.delays.scale_up, come)
 
@@ -222,25 +223,44 @@ class Pools:
             operation.nodepool_conditions = [_condition(error, kind)]
 
     def _refuse_if_busy(self, cluster: Cluster) -> None:
-        links = f"/v1/{cluster.name}"
         running = [
             operation
             for operation in self.operations.values()
-            if operation.status != _DONE
-            and f"{operation.target_link}/".partition("googleapis.com")[2].startswith(f"{links}/")
+            if operation.status != _DONE and f"/v1/{cluster.name}/" in f"{operation.target_link}/"
         ]
         if len(running) >= self.at_once:
             raise refusals.busy(running[0].name)
 
+    def _grow(self, cluster: Cluster, pool: gke.NodePool, operation: gke.Operation) -> None:
+        """Nodes come, and when they are there the pool runs."""
+        if cluster.pools.get(pool.name) is pool and pool.status == Status.PROVISIONING:
+            self._resize(cluster, pool, pool.initial_node_count)
+        self._when_settled(cluster, pool, lambda: self._succeed(cluster, pool, operation))
+
     def _succeed(self, cluster: Cluster, pool: gke.NodePool, operation: gke.Operation) -> None:
-        if cluster.pools.get(pool.name) is not pool or pool.status != Status.PROVISIONING:
-            self._end(operation)
-            return
-        pool.status = Status.RUNNING
-        cluster.sizes[pool.name] = pool.initial_node_count
+        if cluster.pools.get(pool.name) is pool and pool.status == Status.PROVISIONING:
+            pool.status = Status.RUNNING
         self._end(operation)
-        if pool.initial_node_count:
+
+    def _resize(self, cluster: Cluster, pool: gke.NodePool, nodes: int) -> None:
+        cluster.sizes[pool.name] = nodes
+        if nodes:
             self._tell("grown", cluster, pool)
+        limit = pool.config.max_run_duration
+        if nodes and limit:
+            self.clock.after(limit.total_seconds(), lambda: self._take_back(cluster, pool))
+
+    def _take_back(self, cluster: Cluster, pool: gke.NodePool) -> None:
+        if cluster.pools.get(pool.name) is pool:
+            cluster.sizes[pool.name] = 0
+            self._tell("shrunk", cluster, pool)
+
+    def _when_settled(self, cluster: Cluster, pool: gke.NodePool, then: Callable[[], None]) -> None:
+        """Go on when real nodes, if there are any, have come or gone."""
+        if any(watcher.busy(cluster, pool) for watcher in self.watchers):
+            self.clock.after(1, lambda: self._when_settled(cluster, pool, then))
+        else:
+            then()
 
     def _fail(self, cluster: Cluster, pool: gke.NodePool, operation: gke.Operation, fate: Fate) -> None:
         """F01, F06: the operation is DONE and carries an error, and the pool exists in ERROR."""

@@ -15,6 +15,7 @@ from aiohttp import web
 from tests.testbed.admission import WebhookFaults
 from tests.testbed.images import ImageFault
 from tests.testbed.inside import Cluster
+from tests.testbed.nodes import Pool
 from tests.testbed.proxy import Fault
 
 Order = Callable[..., Awaitable[Any]]
@@ -46,6 +47,9 @@ class Orders:
         for pool in pools:
             await self._cluster.add_pool(pool, wait=wait)
         return [pool.name for pool in pools]
+
+    async def add_pool(self, wait: bool, **pool: Any) -> None:
+        await self._cluster.add_pool(self._cluster.name(Pool.named(**pool)), wait=wait)
 
     async def remove_pool(self, name: str) -> None:
         await self._cluster.remove_pool(name)

@@ -157,6 +157,18 @@ class Cluster:
         self.pools |= {pool.name: pool for pool in found}
         return found
 
+    def name(self, pool: nodes.Pool) -> nodes.Pool:
+        """A pool that somebody else has named.
+
+        :param pool: to boot.
+        :raises ValueError: for a name that is taken.
+        """
+        if pool.name in self.pools:
+            raise ValueError(f"node pool {pool.name} is there already")
+        self._names.add(pool.name)
+        self.pools[pool.name] = pool
+        return pool
+
     async def _install_kuberay(self) -> None:
         names = []
         for path in sorted((MODULES["kuberay"].home() / "crds").glob("*.yaml")):

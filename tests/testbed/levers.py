@@ -85,6 +85,30 @@ class Levers(KubernetesFaults):
         """
         return list(self.order("add_pools", spec=spec, labels=labels or {}, wait=wait))
 
+    def add_pool(
+        self,
+        name: str,
+        hosts: int,
+        *,
+        machine_type: str = "",
+        topology: str = "",
+        labels: dict[str, str],
+        taints: list[dict[str, str]],
+        wait: bool = True,
+    ) -> None:
+        """Boot one node pool, as the GKE API is told to.
+
+        :param name: of the pool, which begins its nodes' names.
+        :param hosts: nodes of it.
+        :param machine_type: of its nodes; without TPUs if it has no `topology`.
+        :param topology: of the slice, or of each node's own.
+        :param labels: more labels for the nodes.
+        :param taints: all taints of the nodes.
+        :param wait: until the nodes are ready.
+        """
+        pool = {"name": name, "hosts": hosts, "machine_type": machine_type, "topology": topology}
+        self.order("add_pool", **pool, labels=labels, taints=taints, wait=wait)
+
     def remove_pool(self, name: str) -> None:
         """Delete a node pool and its nodes.
 

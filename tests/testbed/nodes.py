@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from raytpu_ops.tpu.shapes import SliceShape, resolve
+from raytpu_ops.tpu.shapes import SliceShape, catalogue, resolve
 from tests.testbed.controlplane import INNER
 from tests.testbed.images import PAUSE
 from tests.testbed.layout import NODE_NET, POD_CIDR, REGISTRY_PORT, SERVICE_DNS, Layout
@@ -44,6 +45,28 @@ class Pool:
     shape: SliceShape | None = None
     labels: dict[str, str] = field(default_factory=dict)
     taints: tuple[dict[str, str], ...] | None = None
+
+    @classmethod
+    def named(
+        cls,
+        name: str,
+        hosts: int,
+        machine_type: str,
+        topology: str,
+        labels: dict[str, str],
+        taints: list[dict[str, str]],
+    ) -> Pool:
+        """What the GKE API is told; see `Levers.add_pool`.
+
+        :raises ValueError: for a machine type that has no such topology.
+        """
+        shape = None
+        if topology:
+            fits = [one for one in catalogue() if (one.machine_type, one.topology) == (machine_type, topology)]
+            if not fits:
+                raise ValueError(f"node pool {name}: {machine_type} has no topology {topology}")
+            shape = fits[0]
+        return cls(name, hosts, shape, labels, tuple(taints))
 
     @property
     def node_names(self) -> list[str]:
@@ -165,6 +188,7 @@ def node_files(layout: Layout, authority: Authority, name: str, pool: Pool, numb
     """
     folder = layout.nodes / name
     address = f"{NODE_NET}.{10 + number}"
+    shutil.rmtree(folder, ignore_errors=True)  # of a pool that had this name and is gone
     (folder / "kubelet").mkdir(parents=True)
     authority.issue(f"node-{name}", f"system:node:{name}", groups=("system:nodes",), hosts=(name, address))
     authority.kubeconfig(folder / "kubeconfig", INNER, name=f"node-{name}")

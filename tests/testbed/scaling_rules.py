@@ -134,13 +134,22 @@ def refusal(pod: Object, limit: Limit) -> str | None:
     labels = {**_EVERY_NODE, **Pool("", limit.shape.hosts, limit.shape, asked).node_labels}
     if not (pod["spec"].get("nodeSelector") or {}).items() <= labels.items():
         return NO_MATCH
-    tolerations = pod["spec"].get("tolerations") or []
-    if not all(any(_tolerates(one, taint) for one in tolerations) for taint in taints_of(asked)):
+    if not is_tolerated(pod, taints_of(asked)):
         return UNTOLERATED
     chips = _chips(pod)
     if chips < limit.shape.chips_per_host:
         return NO_MATCH  # on GKE a pod takes all chips of its host: so 2x4 is told from 2x4
     return TOO_FEW_CHIPS if chips > limit.shape.chips_per_host else None
+
+
+def is_tolerated(pod: Object, taints: Iterable[dict[str, str]]) -> bool:
+    """Whether a pod may come to nodes with these taints.
+
+    :param pod: that waits.
+    :param taints: of the nodes.
+    """
+    tolerations = pod["spec"].get("tolerations") or []
+    return all(any(_tolerates(one, taint) for one in tolerations) for taint in taints)
 
 
 def not_triggered(reasons: Iterable[str]) -> str:
