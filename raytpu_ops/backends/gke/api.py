@@ -121,6 +121,33 @@ class KubeApi:
             ),
         )
 
+    async def change_ray_cluster(
+        self, seen: Mapping[str, Any], annotations: Mapping[str, str], *, suspend: bool
+    ) -> bool:
+        """Change a RayCluster as it was seen, and no other.
+
+        :param seen: what it was when it was read; where somebody has changed it since, this is refused as
+            :class:`RemoteUnavailable`: read it again.
+        :param annotations: the ones that change.
+        :param suspend: whether its pods are unwanted.
+        :return: False where it is gone, or another one by now.
+        """
+        metadata, name = seen["metadata"], seen["metadata"]["name"]
+        same = {key: metadata[key] for key in ("uid", "resourceVersion")}
+        changed = await self._object_or_none(
+            name,
+            f"change RayCluster {self.namespace}/{name}",
+            lambda client: _custom(client).patch_namespaced_custom_object(
+                *self._ray_clusters,
+                name,
+                {"metadata": {**same, "annotations": dict(annotations)}, "spec": {"suspend": suspend}},
+                field_manager=FIELD_MANAGER,
+                _content_type="application/merge-patch+json",
+                **self._raw,
+            ),
+        )
+        return changed is not None
+
     async def delete_ray_cluster(self, name: str, uid: str) -> None:
         """Delete that very RayCluster, its pods first; nothing happens where it is gone or another one."""
         await self._object_or_none(

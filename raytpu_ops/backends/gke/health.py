@@ -37,6 +37,8 @@ class Seen:
     :param holders: who holds chips.
     :param usage: chips in use, by Ray's node id.
     :param last_lines: what the pods wrote that end again and again, by pod.
+    :param lost_pools: the lease's own node pools that will never be, or are no more, in words.
+    :param pools_silence: why nothing is known of its own node pools, in words.
     """
 
     cluster: ClusterView | None
@@ -47,6 +49,8 @@ class Seen:
     holders: Sequence[Holder] = ()
     usage: Mapping[str, ChipUsage] = field(default_factory=dict)
     last_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    lost_pools: Sequence[str] = ()
+    pools_silence: str = ""
 
     @property
     def head(self) -> PodView | None:
@@ -84,7 +88,7 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
         return Readiness(slices=reports, problems=[_queued(cluster, seen.workload)], phase=phase, since=since)
     current = _current(seen)
     report = slices_report(spec, list(slices), current, seen.holders, seen.usage)
-    reports = [_with_pods(one, slices[one.name], seen) for one in report.slices]
+    reports = _without_pools([_with_pods(one, slices[one.name], seen) for one in report.slices], seen.lost_pools)
     problems = _problems(spec, cluster, seen, reports) if seen.nodes is None else [*report.problems]
     if seen.nodes is not None:
         problems += [*_stale(seen, current), *_problems(spec, cluster, seen, reports)]
@@ -116,6 +120,8 @@ def _latest(instants: Sequence[datetime | None]) -> datetime | None:
 
 
 def _queued(cluster: ClusterView, workload: WorkloadView | None) -> str:
+    if cluster.climb:
+        return f"its node pools are not all there yet, {cluster.climb} is being tried"
     if not cluster.queue:
         return f"RayCluster {cluster.name} is suspended, and not by a queue: somebody set spec.suspend"
     where = f"queued by Kueue in LocalQueue {cluster.queue}"
@@ -180,6 +186,16 @@ def _with_pods(report: SliceReport, pods: Sequence[PodView], seen: Seen) -> Slic
     return report.model_copy(update={"missing": missing, "broken": report.broken or over})
 
 
+def _without_pools(reports: list[SliceReport], lost: Sequence[str]) -> list[SliceReport]:
+    """Slices whose node pool is lost: which pool was whose nobody says, so those that lack most come first."""
+    lacking = sorted((one for one in reports if not one.whole), key=lambda one: len(one.hosts))
+    told = {one.name: words for one, words in zip(lacking, lost, strict=False)}
+    return [
+        one.model_copy(update={"missing": [*one.missing, told[one.name]], "broken": True}) if one.name in told else one
+        for one in reports
+    ]
+
+
 def _number(pod: PodView) -> str:
     number = pod.worker_id if pod.worker_id is not None else pod.host
     return "" if number is None else f" (worker {number})"
@@ -200,7 +216,7 @@ def _twins(pods: Sequence[PodView]) -> list[str]:
 
 def _problems(spec: SliceSpec, cluster: ClusterView, seen: Seen, reports: Sequence[SliceReport]) -> list[str]:
     """What keeps it from being ready beyond single slices."""
-    found = []
+    found = [seen.pools_silence] if seen.pools_silence else []
     if not cluster.seen:
         found.append("KubeRay has not looked at the RayCluster yet; does its operator watch the namespace?")
     if cluster.failure:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from raytpu_ops.backends.gke.merge import merged
 from raytpu_ops.backends.gke.settings import Resources, Settings
@@ -32,13 +32,27 @@ TPU = "google.com/tpu"
 _GRACE_S = 10
 
 
-def ray_cluster(name: str, spec: SliceSpec, rung: AnyCapacity, settings: Settings) -> dict[str, Any]:
+class Nodes(NamedTuple):
+    """The nodes that a lease's hosts run on, where it is not for labels of a kind of capacity to find them.
+
+    :param selector: labels that they have and no others.
+    :param tolerations: for their taints.
+    """
+
+    selector: dict[str, str]
+    tolerations: list[dict[str, str]]
+
+
+def ray_cluster(
+    name: str, spec: SliceSpec, rung: AnyCapacity, settings: Settings, nodes: Nodes | None = None
+) -> dict[str, Any]:
     """The manifest, without labels and annotations that say whose it is.
 
     :param name: of the RayCluster, at most 53 characters.
     :param spec: what is wanted.
     :param rung: the kind of capacity.
     :param settings: the backend's options.
+    :param nodes: the nodes of the hosts; default such as the kind of capacity brings.
     :raises InvalidSpec: an override takes away what the webhook, KubeRay or Ray needs.
     """
     labels = {**settings.labels, WEBHOOK_LABEL[0]: WEBHOOK_LABEL[1]}
@@ -48,7 +62,7 @@ def ray_cluster(name: str, spec: SliceSpec, rung: AnyCapacity, settings: Setting
     if settings.queue_priority:
         metadata["labels"]["kueue.x-k8s.io/priority-class"] = settings.queue_priority
     head = merged(_head(settings, labels), settings.head_template, "head_template")
-    host = merged(_host(spec, rung, settings, labels), settings.host_template, "host_template")
+    host = merged(_host(spec, nodes or _of_kind(rung), settings, labels), settings.host_template, "host_template")
     _check("head_template", head, HEAD_CONTAINER)
     _check("host_template", host, HOST_CONTAINER, spec)
     return {
@@ -79,9 +93,13 @@ def ray_cluster(name: str, spec: SliceSpec, rung: AnyCapacity, settings: Setting
     }
 
 
-def digest(manifest: Mapping[str, Any]) -> str:
-    """Sixteen hex digits that change with the manifest's spec."""
-    return hashlib.sha256(json.dumps(manifest["spec"], sort_keys=True).encode()).hexdigest()[:16]
+def digest(manifest: Mapping[str, Any], *more: object) -> str:
+    """Sixteen hex digits that change with the manifest's spec.
+
+    :param more: plain JSON that it is to change with as well.
+    """
+    counted = [manifest["spec"], *more] if more else manifest["spec"]
+    return hashlib.sha256(json.dumps(counted, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def _head(settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
@@ -92,13 +110,13 @@ def _head(settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
     return {"metadata": {"labels": dict(labels)}, "spec": {**_pod(settings), "containers": [container]}}
 
 
-def _host(spec: SliceSpec, rung: AnyCapacity, settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
+def _host(spec: SliceSpec, nodes: Nodes, settings: Settings, labels: Mapping[str, str]) -> dict[str, Any]:
     shape = spec.shape
     chips = {TPU: str(shape.chips_per_host)}
     container = _container(HOST_CONTAINER, settings)
     # No limit of memory: a host belongs to one pod, and what is left unused there helps nobody.
     container["resources"] = {"requests": {**_requests(settings.host), **chips}, "limits": chips}
-    selector, tolerations = _where(rung)
+    selector, tolerations = dict(nodes.selector), nodes.tolerations
     if settings.compute_class:
         selector["cloud.google.com/compute-class"] = settings.compute_class
     return {
@@ -141,20 +159,20 @@ def _requests(resources: Resources) -> dict[str, str]:
     return {"cpu": resources.cpu, "memory": resources.memory}
 
 
-def _where(rung: AnyCapacity) -> tuple[dict[str, str], list[dict[str, str]]]:
-    """Selectors and tolerations by which GKE finds, or makes, nodes of that kind of capacity."""
+def _of_kind(rung: AnyCapacity) -> Nodes:
+    """Labels and taints by which GKE finds, or makes, nodes of that kind of capacity."""
     if rung.kind == "spot":
         key = "cloud.google.com/gke-spot"
-        return {key: "true"}, [{"key": key, "operator": "Equal", "value": "true", "effect": "NoSchedule"}]
+        return Nodes({key: "true"}, [{"key": key, "operator": "Equal", "value": "true", "effect": "NoSchedule"}])
     if rung.kind == "flex_start":
-        return {"cloud.google.com/gke-flex-start": "true"}, []
+        return Nodes({"cloud.google.com/gke-flex-start": "true"}, [])
     if rung.kind == "reservation":
         project, _, name = rung.name.rpartition("/reservations/")
         selector = {"cloud.google.com/reservation-name": name, "cloud.google.com/reservation-affinity": "specific"}
         if project:
             selector["cloud.google.com/reservation-project"] = project.removeprefix("projects/")
-        return selector, []
-    return {}, []
+        return Nodes(selector, [])
+    return Nodes({}, [])
 
 
 def _check(setting: str, template: Mapping[str, Any], main: str, spec: SliceSpec | None = None) -> None:

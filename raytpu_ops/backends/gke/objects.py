@@ -11,7 +11,7 @@ from datetime import datetime
 from typing import Any
 
 from raytpu_ops.backends.gke.manifest import HEAD_CONTAINER, HOST_CONTAINER
-from raytpu_ops.backends.gke.record import instant
+from raytpu_ops.backends.gke.record import Record, instant, read_record
 
 Json = Mapping[str, Any]
 
@@ -61,6 +61,7 @@ class ClusterView:
     :param provisioned: KubeRay's condition: every pod was ready once.
     :param ready_workers: pods that are ready, as KubeRay counts.
     :param failure: why KubeRay cannot go on, in its words.
+    :param climb: the kind of capacity that is being tried for its node pools, and where; empty where none is.
     """
 
     name: str
@@ -75,6 +76,7 @@ class ClusterView:
     provisioned: bool
     ready_workers: int
     failure: str
+    climb: str
 
     @classmethod
     def of(cls, cluster: Json) -> ClusterView:
@@ -96,6 +98,7 @@ class ClusterView:
             provisioned=bool(whole and whole.true),
             ready_workers=int(status.get("readyWorkerReplicas") or 0),
             failure=f"{failed.reason}: {failed.message}" if failed and failed.true else str(status.get("reason") or ""),
+            climb=_climb(read_record(cluster)),
         )
 
 
@@ -241,6 +244,12 @@ class WorkloadView:
             evicted=f"{evicted.reason}: {evicted.message}" if evicted and lost else "",
             queued_since=evicted.since if evicted and lost else instant(workload["metadata"].get("creationTimestamp")),
         )
+
+
+def _climb(record: Record | None) -> str:
+    if record is None or record.pools is None or record.pools.granted:
+        return ""
+    return f"{record.capacity.get('kind')} in {record.pools.zone}"
 
 
 def _main(pod: Json, name: str) -> Json:

@@ -1,4 +1,4 @@
-"""What is written on a RayCluster so that a lease is found again from it alone.
+"""What is written on a RayCluster, and on node pools, so that a lease is found again from it alone.
 
 Labels say whose it is and can be searched; an annotation holds the rest as JSON. No secret in it.
 Not here: the manifest itself (``manifest.py``).
@@ -11,12 +11,14 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Self
 
-from pydantic import ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
+from raytpu_ops.backends.gke.manifest import GROUP, PORTS
+from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.errors import InvalidSpec
-from raytpu_ops.tpu.fields import Instant, PlainDict, Url, Word
-from raytpu_ops.tpu.lease import Owner
+from raytpu_ops.tpu.fields import Flag, Instant, Line, PlainDict, Url, Word
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.problems import Checked
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -26,6 +28,25 @@ FIELD_MANAGER = "raytpu-ops"
 RECORD = f"{naming.LABEL_PREFIX}lease"
 #: The label by which everything of ours is found, whoever owns it.
 OWNER = f"{naming.LABEL_PREFIX}owner"
+#: The label, and the taint, of the nodes that were made for a lease: its id.
+LEASE = f"{naming.LABEL_PREFIX}lease"
+
+
+class Pools(Checked):
+    """The node pools that are made for a lease.
+
+    :param cluster: path of the GKE cluster that they are in.
+    :param zone: where they are, in the present step of the ladder.
+    :param names: one pool for each slice.
+    :param spent: names of operations that failed and have been dealt with.
+    :param granted: all of them were there.
+    """
+
+    cluster: Line
+    zone: Word
+    names: list[Word]
+    spent: list[Word] = Field(default_factory=list)
+    granted: Flag = False
 
 
 class Record(Checked):
@@ -39,6 +60,8 @@ class Record(Checked):
     :param expires_at: when the reaper may take it, UTC.
     :param dashboard: where Ray's dashboard is reached.
     :param serve: where Serve is reached.
+    :param climb: where on its ladder it stands; None where it has no pools of its own.
+    :param pools: its node pools; None where it has none of its own.
     """
 
     owner: Owner
@@ -49,6 +72,8 @@ class Record(Checked):
     expires_at: Instant
     dashboard: Url
     serve: Url
+    climb: Climb | None = None
+    pools: Pools | None = None
 
     @model_validator(mode="after")
     def _expires_later(self) -> Self:
@@ -85,13 +110,48 @@ def read_record(cluster: Mapping[str, Any]) -> Record | None:
     """The record of a RayCluster; None where somebody else made it, or wrote over it."""
     metadata = cluster["metadata"]
     text = (metadata.get("annotations") or {}).get(RECORD)
+    record = parsed(text)
+    return record if record is not None and owned_by(cluster, record.owner) else None
+
+
+def parsed(text: str | None) -> Record | None:
+    """A record's JSON; None where it is none."""
     if text is None:
         return None
     try:
-        record = Record.model_validate_json(text)
+        return Record.model_validate_json(text)
     except ValidationError:
         return None
-    return record if owned_by(cluster, record.owner) else None
+
+
+def as_lease(record: Record, namespace: str, place: Mapping[str, str]) -> SliceLease:
+    """The lease that a record is of.
+
+    :param namespace: of the RayCluster.
+    :param place: what a later task needs to find it.
+    """
+    name = naming.lease_id(record.owner)
+    created = {"RayCluster": [name], "slice": [f"{GROUP}-{number}" for number in range(record.spec.num_slices)]}
+    if record.pools is not None:
+        created["node pool"] = list(record.pools.names)
+    return SliceLease(
+        id=name,
+        owner=record.owner,
+        backend="gke",
+        spec=record.spec,
+        capacity=record.capacity,
+        created=created,
+        place=dict(place),
+        ray=RayEndpoint(
+            address=record.dashboard,
+            serve_address=record.serve,
+            serve_listens=f"0.0.0.0:{PORTS['serve']}",  # in the head's pod, behind its service
+            token=f"Secret {namespace}/{name}",
+        ),
+        attempts=record.climb.tried if record.climb is not None else [],
+        granted_at=record.granted_at,
+        expires_at=record.expires_at,
+    )
 
 
 def instant(text: str | None) -> datetime | None:

@@ -11,6 +11,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
+from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Line, PlainDict, Word
 from raytpu_ops.tpu.problems import Checked, read
@@ -78,6 +79,9 @@ class Settings(Checked):
     :param queue: a Kueue LocalQueue; the RayCluster waits there for quota.
     :param queue_priority: a Kueue WorkloadPriorityClass.
     :param compute_class: a GKE ComputeClass whose nodes are wanted.
+    :param node_pools: make a node pool of GKE's for each slice and delete it on release, see
+        :class:`~raytpu_ops.backends.gke.pool_settings.NodePools`; ``True`` for all its defaults. Default: nodes
+        exist, or the cluster's autoscaler brings them.
     :param reach: how Ray is reached: ``proxy`` through the API server, ``service`` from inside the cluster.
     :param dashboard_url: where Ray's dashboard is reached instead; ``{name}`` and ``{namespace}`` are filled in.
     :param serve_url: the same for Serve.
@@ -99,6 +103,7 @@ class Settings(Checked):
     queue: DnsLabel | None = None
     queue_priority: DnsLabel | None = None
     compute_class: DnsLabel | None = None
+    node_pools: NodePools | None = None
     reach: Literal["proxy", "service"] = "proxy"
     dashboard_url: Line | None = None
     serve_url: Line | None = None
@@ -107,6 +112,12 @@ class Settings(Checked):
     def _fits_together(self) -> Self:
         if self.queue_priority and not self.queue:
             raise InvalidSpec("queue_priority: is Kueue's and needs queue='…', the LocalQueue's name")
+        for option in ("queue", "compute_class"):
+            if self.node_pools is not None and getattr(self, option):
+                raise InvalidSpec(
+                    f"node_pools and {option} don't go together: nodes come either with the lease's own pools or "
+                    f"by {'what Kueue admits' if option == 'queue' else 'the ComputeClass'}; keep one of them"
+                )
         return self
 
     @classmethod

@@ -1,0 +1,267 @@
+"""From nothing to node pools for every slice, rung by rung and zone by zone, safe to be killed at any point.
+
+The RayCluster is made first, suspended: it carries the record of how far the climb has come, and it is
+what everything is found by. Then come the pools of the present step, side by side as far as Google lets
+(it works on one thing a cluster at a time, F04). When all of them run, the RayCluster's pods are wanted.
+Pools that scale from zero come with the pods, so there the pods are wanted at once. A step that fails takes its
+pools away again, and sees them gone, before the next one begins. Nothing is remembered in the process:
+each look reads what is there, does what follows from it and is safe to be done again.
+
+Not here: requests and what answers mean (``node_pools.py``), giving back (``giving_back.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, TypeVar
+
+from raytpu_ops.backends.base import Plan, Say
+from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.backends.gke.claim import Claim
+from raytpu_ops.backends.gke.node_pools import Wanted, creations
+from raytpu_ops.backends.gke.objects import ClusterView, PodView
+from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.gke.pools_api import PoolsApi
+from raytpu_ops.backends.gke.reconciling import Reconciler
+from raytpu_ops.backends.gke.record import RECORD, Pools, Record
+from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
+from raytpu_ops.tpu import naming
+from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.errors import Preempted, RayTpuError
+from raytpu_ops.waits import Done, Pending, Wait, wait_async
+
+Answer = TypeVar("Answer")
+Json = dict[str, Any]
+
+#: Seconds between two looks at what Google makes; it takes minutes.
+POLL_S = 5.0
+
+
+@dataclass(frozen=True)
+class Tools:
+    """What the work is done with.
+
+    :param kube: opens a connection to the API server.
+    :param google: the cluster's node pools.
+    :param clock: the time, UTC.
+    :param sleep: takes seconds, between two looks.
+    :param say: takes a line for the log.
+    """
+
+    kube: Callable[[], KubeApi]
+    google: PoolsApi
+    clock: Callable[[], datetime]
+    sleep: Callable[[float], Awaitable[None]]
+    say: Say
+
+    async def until(
+        self, what: str, look: Callable[[], Awaitable[Pending | Done[Answer]]], by: datetime, phase: Phase
+    ) -> Answer:
+        """Look, and act, until it is done; safe to be done again.
+
+        :raises DeadlineExceeded: it is later than ``by``.
+        """
+        decider: Wait[Pending | Done[Answer], Answer] = Wait(
+            what, lambda seen: seen, deadline=by, phase=phase, poll_s=POLL_S, on_progress=self.say, clock=self.clock
+        )
+        return await wait_async(look, decider, sleep=self.sleep)
+
+
+class Granting:
+    """One acquisition.
+
+    :param claim: on the RayCluster.
+    :param plan: what is wanted.
+    :param zones: where each kind of capacity is tried.
+    :param options: the user's, of the pools.
+    :param begin: makes the record of a lease that begins now.
+    :param tools: what it is done with.
+    :ivar begun: the owner's RayCluster is this acquisition's, so what is there may be rolled back.
+    """
+
+    def __init__(
+        self,
+        claim: Claim,
+        plan: Plan,
+        zones: Sequence[str],
+        options: NodePools,
+        begin: Callable[[], Awaitable[Record]],
+        tools: Tools,
+    ) -> None:
+        self.begun = False
+        self._claim, self._plan, self._options, self._begin, self._tools = claim, plan, options, begin, tools
+        self._steps = steps(plan, zones)
+        self._reconcilers: dict[int, Reconciler] = {}
+
+    async def run(self, by: datetime) -> Record:
+        """Climb until a step grants all pools.
+
+        :param by: until when the RayCluster has to be there, UTC.
+        :raises CapacityUnavailable: no step did.
+        """
+        record = await self._tools.until(self._claim.what, self._start, by, Phase.STARTING)
+        self.begun = True
+        while record.pools is not None and not record.pools.granted:
+            step = self._step(record)
+            try:
+                record = await self._granted(step, record)
+            except RayTpuError as error:
+                if not is_refusal(error):
+                    raise
+                record = await self._failed(step, error)
+        return record
+
+    def _step(self, record: Record) -> Step:
+        climb = _climb(record)
+        if climb.step >= len(self._steps):
+            raise exhausted(f"lease {self._claim.name}", climb)
+        return self._steps[climb.step]
+
+    # The RayCluster
+
+    async def _start(self) -> Pending | Done[Record]:
+        async with self._tools.kube() as kube:
+            there = await kube.ray_cluster(self._claim.name)
+            if there is not None:
+                return self._claim.adopt(there)
+            record = await self._first()
+            await kube.apply_ray_cluster(self._claim.written(record))
+            return Done(record)
+
+    async def _first(self) -> Record:
+        record = await self._begin()
+        names = [naming.node_pool_name(self._claim.owner, index) for index in range(self._plan.spec.num_slices)]
+        operations = await self._tools.google.operations()
+        # What failed before this lease began is none of its failures.
+        spent = [one.name for one in creations(operations, names) if one.failed]
+        climb, step = Climb.start(record.granted_at), self._steps[0]
+        assert step.zone is not None
+        pools = Pools(cluster=self._tools.google.cluster, zone=step.zone, names=names, spent=spent)
+        return self._at(record.model_copy(update={"climb": climb, "pools": pools}))
+
+    def _at(self, record: Record) -> Record:
+        """The record with what follows from the step that its climb is at."""
+        climb = _climb(record)
+        if climb.step >= len(self._steps):
+            return record
+        step = self._steps[climb.step]
+        changes = {
+            "capacity": step.rung.model_dump(mode="json"),
+            "pools": pools_of(record).model_copy(update={"zone": step.zone}),
+            # The reaper leaves a lease alone that still climbs.
+            "expires_at": deadline(step, climb, self._plan) + self._plan.lease_for,
+        }
+        return record.model_copy(update=changes)
+
+    async def _read(self, kube: KubeApi) -> tuple[Json, Record]:
+        there = await kube.ray_cluster(self._claim.name)
+        found = self._claim.adopt(there) if there is not None else None
+        if there is None or not isinstance(found, Done):
+            raise self._taken_away()
+        return there, found.value
+
+    async def _write(self, kube: KubeApi, there: Json, record: Record, *, suspend: bool) -> None:
+        if not await kube.change_ray_cluster(there, {RECORD: record.model_dump_json()}, suspend=suspend):
+            raise self._taken_away()
+
+    def _taken_away(self) -> Preempted:
+        return Preempted(
+            f"{self._claim.what} was deleted while capacity for it was being acquired, by a release or the reaper; "
+            "try again"
+        )
+
+    # One step
+
+    async def _granted(self, step: Step, record: Record) -> Record:
+        by = deadline(step, _climb(record), self._plan)
+        phase = Phase.QUEUED if step.rung.waits_in_queue else Phase.PROVISIONING
+        return await self._tools.until(f"lease {self._claim.name}, {step}", lambda: self._advance(step, by), by, phase)
+
+    async def _advance(self, step: Step, by: datetime) -> Pending | Done[Record]:
+        async with self._tools.kube() as kube:
+            there, record = await self._read(kube)
+            if _climb(record).step != step.number or pools_of(record).granted:
+                return Done(record)  # another process has gone on
+            pending = await self._reconciler(step, record).round(
+                record.model_dump_json(), pools_of(record).spent, may_create=self._tools.clock() < by
+            )
+            if pending is None and step.rung.kind == "flex_start":
+                pending = await self._scaled(kube, there, record)
+            if pending is not None:
+                return pending
+            now = self._tools.clock()
+            changes = {
+                "granted_at": now,
+                "expires_at": now + self._plan.lease_for,
+                "pools": pools_of(record).model_copy(update={"granted": True}),
+            }
+            record = record.model_copy(update=changes)
+            await self._write(kube, there, record, suspend=False)
+            return Done(record)
+
+    async def _scaled(self, kube: KubeApi, there: Json, record: Record) -> Pending | None:
+        """Pods ask for the hosts, then all of them have one."""
+        if ClusterView.of(there).suspended:
+            await self._write(kube, there, record, suspend=False)
+            return Pending("the pools are there, empty; its pods ask for their hosts")
+        pods = [PodView.of(pod) for pod in await kube.pods(self._claim.name)]
+        hosts = [pod for pod in pods if not pod.is_head and not pod.deleting]
+        placed = [pod for pod in hosts if pod.is_placed]
+        wanted = self._plan.spec.hosts
+        if len(placed) >= wanted:
+            return None
+        why = next((f"; pod {pod.name} {pod.words()}" for pod in hosts if not pod.is_placed), "")
+        return Pending(f"{len(placed)} of {wanted} hosts are there{why}")
+
+    def _reconciler(self, step: Step, record: Record) -> Reconciler:
+        """One for each step: it remembers what Google named as the operation to wait for."""
+        if step.number not in self._reconcilers:
+            assert step.zone is not None
+            wanted = Wanted(
+                owner=self._claim.owner,
+                lease=self._claim.name,
+                shape=self._plan.spec.shape,
+                rung=step.rung,
+                zone=step.zone,
+                names=tuple(pools_of(record).names),
+                options=self._options,
+            )
+            self._reconcilers[step.number] = Reconciler(wanted, self._tools.google)
+        return self._reconcilers[step.number]
+
+    async def _failed(self, step: Step, error: RayTpuError) -> Record:
+        """Take the step's pools away, and go on to the next one."""
+        self._tools.say(f"{step}: {error}")
+        by = self._plan.deadlines.at(Phase.RELEASING, self._tools.clock())
+        what = f"lease {self._claim.name}, {step} failed, its node pools"
+        return await self._tools.until(what, lambda: self._cleared(step, error), by, Phase.RELEASING)
+
+    async def _cleared(self, step: Step, error: RayTpuError) -> Pending | Done[Record]:
+        async with self._tools.kube() as kube:
+            there, record = await self._read(kube)
+            if _climb(record).step != step.number:
+                return Done(record)
+            if not ClusterView.of(there).suspended:
+                await self._write(kube, there, record, suspend=True)
+                return Pending("its pods are told to go")
+            pending, spent = await self._reconciler(step, record).clear()
+            if pending is not None:
+                return pending
+            climb = _climb(record).failed(step, error, self._tools.clock())
+            pools = pools_of(record).model_copy(update={"spent": spent})
+            record = self._at(record.model_copy(update={"climb": climb, "pools": pools}))
+            await self._write(kube, there, record, suspend=True)
+            return Done(record)
+
+
+def _climb(record: Record) -> Climb:
+    assert record.climb is not None, "a lease with pools of its own has a climb"
+    return record.climb
+
+
+def pools_of(record: Record) -> Pools:
+    """The pools of a lease that has some of its own."""
+    assert record.pools is not None, "a lease with a climb has pools of its own"
+    return record.pools

@@ -1,0 +1,90 @@
+"""What a lease would be made of, in words, and what is refused because it can't work.
+
+Pure: nobody is asked. Not here: what Google says of it beforehand (``google/preflight.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from raytpu_ops.backends.base import Plan
+from raytpu_ops.backends.gke import manifest as manifests
+from raytpu_ops.backends.gke.node_pools import own_nodes, own_policy
+from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.spec import SliceSpec
+
+
+def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> Plan:
+    """The plan.
+
+    :raises InvalidSpec: a kind of capacity that this backend does not have, or a template that breaks it.
+    """
+    options, shape = settings.node_pools, spec.shape
+    made = options is not None and not options.reuse
+    _check(spec, ladder, options)
+    nodes = own_nodes("plan") if options is not None else None
+    manifests.ray_cluster("plan", spec, ladder[0], settings, nodes)  # refuses what cannot work
+    creates = [
+        f"1 RayCluster in namespace {settings.namespace} with {settings.image}",
+        "1 head pod",
+        f"{spec.hosts} host pods: {spec.num_slices} x {shape}, {shape.chips_per_host} chips on each host",
+    ]
+    if options is not None and made:
+        creates += _pools(spec, options)
+    return Plan(
+        backend="gke",
+        spec=spec,
+        ladder=list(ladder),
+        lease_for=lease_for,
+        creates=creates,
+        notes=_notes(ladder, settings),
+    )
+
+
+def _check(spec: SliceSpec, ladder: Sequence[AnyCapacity], options: NodePools | None) -> None:
+    if len(ladder) > 1 and (options is None or options.reuse):
+        raise InvalidSpec(
+            f"capacity: backend 'gke' takes one kind, {len(ladder)} were given: it takes a ladder where it makes "
+            "the nodes itself, with its option node_pools; a ComputeClass can hold a ladder of its own, name it in "
+            "compute_class"
+        )
+    for index, rung in enumerate(ladder):
+        if rung.kind == "queued":
+            # "Run a large-scale workload with flex-start with queued provisioning" in GKE's documentation.
+            raise InvalidSpec(
+                f"capacity[{index}]: backend 'gke' has no queued capacity, GKE's queued provisioning is for GPUs; it "
+                "queues by Kueue: name a LocalQueue in its option queue, or write FlexStart(max_run_duration), which "
+                "waits as well"
+            )
+    if options is not None and options.reuse and len(options.reuse) != spec.num_slices:
+        raise InvalidSpec(
+            f"node_pools.reuse: {len(options.reuse)} node pools are named, {spec} needs one for each slice"
+        )
+
+
+def _pools(spec: SliceSpec, options: NodePools) -> list[str]:
+    shape = spec.shape
+    where = f" in {' or '.join(options.zones)}" if options.zones else ""
+    each = f"{shape.hosts} {shape.machine_type} node{'s' if shape.hosts > 1 else ''}"
+    found = [f"{spec.num_slices} GKE node pools{where}, each of {each}"]
+    if own_policy("plan", shape, options):
+        found.append(f"1 workload policy for topology {shape.topology}")
+    return found
+
+
+def _notes(ladder: Sequence[AnyCapacity], settings: Settings) -> list[str]:
+    options = settings.node_pools
+    if options is not None and options.reuse:
+        return [f"the hosts run in node pools {', '.join(options.reuse)}, which stay; capacity is theirs"]
+    if options is not None:
+        tried = ", then ".join(f"reservation {one.name}" if one.kind == "reservation" else one.kind for one in ladder)
+        several = len(ladder) > 1 or len(options.zones) > 1
+        return [f"tried in order: {tried}; each in every zone before the next"] if several else []
+    notes = [f"waits in Kueue's LocalQueue {settings.queue}"] if settings.queue else []
+    if ladder[0].kind != "on_demand":
+        notes.append(f"{ladder[0].kind} nodes are chosen by label: they exist, or the autoscaler brings them")
+    return notes

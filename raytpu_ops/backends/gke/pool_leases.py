@@ -1,0 +1,311 @@
+"""Leases that have node pools of their own: granted, mended, found and given back at Google.
+
+What ``backend.py`` does with RayClusters alone, this does with the pools beside them. Not here: the climb
+itself (``granting.py``), requests (``pools_api.py``), what pools mean (``node_pools.py``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from datetime import datetime, timedelta
+
+from raytpu_ops.backends.base import Plan, Say, silent
+from raytpu_ops.backends.gke.access import KubeAccess
+from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.backends.gke.claim import Claim
+from raytpu_ops.backends.gke.giving_back import GivingBack
+from raytpu_ops.backends.gke.granting import Granting, Tools, pools_of
+from raytpu_ops.backends.gke.manifest import Nodes
+from raytpu_ops.backends.gke.node_pools import NodePoolView, Wanted, misfit, nodes_of, own_policy
+from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts, is_zone
+from raytpu_ops.backends.gke.pools_api import PoolsApi
+from raytpu_ops.backends.gke.reconciling import Reconciler
+from raytpu_ops.backends.gke.record import RECORD, Record, parsed, read_record
+from raytpu_ops.backends.google.access import CloudAccess
+from raytpu_ops.tpu import naming
+from raytpu_ops.tpu.capacity import ladder
+from raytpu_ops.tpu.deadlines import Deadlines, Phase
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RayTpuError
+from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.waits import Done, Pending
+
+#: How long what Google says of a lease's pools is good for, while its hosts come up.
+_FRESH = timedelta(seconds=10)
+#: How ``naming.node_pool_name`` ends the name of a replacement.
+_REPLACEMENT = re.compile(r"-s[0-9]+-r([0-9]+)\Z")
+
+
+class PoolLeases:
+    """The node pools of one GKE cluster.
+
+    :param options: the user's.
+    :param access: the way to the API server; it may say which cluster that is.
+    :param cloud: whose word counts at Google.
+    :param kube: opens a connection to the API server.
+    :param clock: the time, UTC.
+    :param sleep: takes seconds, between two looks.
+    """
+
+    def __init__(
+        self,
+        options: NodePools,
+        access: KubeAccess,
+        cloud: CloudAccess,
+        kube: Callable[[], KubeApi],
+        *,
+        clock: Callable[[], datetime],
+        sleep: Callable[[float], Awaitable[None]],
+    ) -> None:
+        self.options = options
+        self._access, self._cloud, self._kube, self._clock, self._sleep = access, cloud, kube, clock, sleep
+        self._seen: dict[str, tuple[datetime, list[str]]] = {}
+
+    @asynccontextmanager
+    async def open(self) -> AsyncIterator[PoolsApi]:
+        """Google's clients, for the cluster.
+
+        :raises Misconfigured: nobody says which cluster that is.
+        """
+        from raytpu_ops.backends.google.clients import GoogleApis
+
+        async with GoogleApis(self._cloud) as apis:
+            yield PoolsApi(apis, self._cluster(apis.project))
+
+    def _cluster(self, project: str) -> str:
+        if self.options.cluster:
+            return self.options.cluster
+        told = self._access.selectors
+        if "cluster_name" not in told:
+            raise Misconfigured(
+                "backend 'gke': node_pools needs to know its cluster at Google: set node_pools.cluster to "
+                "'projects/…/locations/…/clusters/…', or name the cluster by cluster_name and location"
+            )
+        project = told.get("project_id") or project
+        return f"projects/{project}/locations/{told['location']}/clusters/{told['cluster_name']}"
+
+    def zones(self, cluster: str) -> list[str]:
+        """Where pools may be.
+
+        :param cluster: path of the cluster.
+        :raises InvalidSpec: nobody says it.
+        """
+        if self.options.zones:
+            return list(self.options.zones)
+        _, location, _ = cluster_parts(cluster)
+        if is_zone(location):
+            return [location]
+        raise InvalidSpec(
+            f"node_pools.zones: the cluster is a regional one, so name the zones where {location} has TPUs, such as "
+            f"'{location}-b'"
+        )
+
+    def place(self, record: Record) -> dict[str, str]:
+        """What a later task needs to find the pools again."""
+        found = {"node_pools": self.options.to_text(), **self._cloud.selectors}
+        if record.pools is None:
+            return found
+        options = self.options.model_copy(update={"cluster": record.pools.cluster})
+        return {**found, "node_pools": options.to_text(), "zone": record.pools.zone}
+
+    async def preflight(self, plan: Plan) -> list[str]:
+        """What Google says beforehand.
+
+        :return: notes, one line each.
+        :raises Misconfigured: what is surely wrong.
+        """
+        from raytpu_ops.backends.google.clients import GoogleApis
+        from raytpu_ops.backends.google.preflight import preflight
+        from raytpu_ops.backends.google.roles import GKE, WORKLOAD_POLICY
+
+        shape = plan.spec.shape
+        own = own_policy("plan", shape, self.options)
+        async with GoogleApis(self._cloud) as apis:
+            cluster = self._cluster(apis.project)
+            if self.options.reuse:
+                await self.reused(plan.spec)
+                return []
+            return await preflight(
+                apis,
+                plan.spec,
+                plan.ladder,
+                self.zones(cluster),
+                role=GKE,
+                lease_for=plan.lease_for,
+                project=cluster_parts(cluster)[0],
+                permissions=WORKLOAD_POLICY if own else (),
+                price_per_chip_hour=self.options.price_per_chip_hour,
+            )
+
+    # Pools of somebody else's
+
+    async def reused(self, spec: SliceSpec) -> Nodes:
+        """How pods find the pools that the user named.
+
+        :raises Misconfigured: one is not there, is no such slice, or can't be told from others.
+        """
+        async with self.open() as google:
+            pools = {pool.name: pool for pool in await google.pools()}
+        named: list[NodePoolView] = []
+        for name in self.options.reuse:
+            problem = misfit(pools[name], spec.shape) if name in pools else "there is none of that name"
+            if problem:
+                raise Misconfigured(f"node_pools.reuse: node pool {name} can't be a slice of {spec.shape}: {problem}")
+            named.append(pools[name])
+        found = nodes_of(named, [pool for name, pool in pools.items() if name not in self.options.reuse])
+        if found is None:
+            raise Misconfigured(
+                f"node_pools.reuse: pods can't be sent to {', '.join(self.options.reuse)} alone: give their nodes one "
+                "label that no other node pool's have"
+            )
+        return found
+
+    # Pools that are made
+
+    async def grant(
+        self, claim: Claim, plan: Plan, begin: Callable[[], Awaitable[Record]], by: datetime, say: Say
+    ) -> Record:
+        """See :class:`~raytpu_ops.backends.gke.granting.Granting`; rolls back where it fails."""
+        async with self.open() as google:
+            tools = Tools(self._kube, google, self._clock, self._sleep, say)
+            granting = Granting(claim, plan, self.zones(google.cluster), self.options, begin, tools)
+            try:
+                return await granting.run(by)
+            except RayTpuError as error:
+                # A request that was misconfigured from the start made nothing: what is there was there before.
+                if isinstance(error, Misconfigured) and not granting.begun:
+                    raise
+                left = await self._rolled_back(claim, plan, google, say)
+                if left:
+                    raise type(error)(f"{error}; {left}") from error
+                raise
+
+    async def _rolled_back(self, claim: Claim, plan: Plan, google: PoolsApi, say: Say) -> str:
+        """Give everything back and see it gone; a teardown never follows a failed setup.
+
+        :return: what is left and who takes it, in words (F32).
+        """
+        names = [naming.node_pool_name(claim.owner, index) for index in range(plan.spec.num_slices)]
+        policy = own_policy(claim.name, plan.spec.shape, self.options)
+        zones = self.zones(google.cluster)
+
+        async def look() -> Pending | Done[list[str]]:
+            giving = GivingBack(claim.owner, claim.name, claim.namespace, self._clock)
+            await giving.tried(self.kubernetes(giving))
+            await giving.google(google, names, policy, zones)
+            if giving.is_stuck or not giving.left:
+                return Done(giving.left)
+            return Pending("; ".join(giving.left))
+
+        tools = Tools(self._kube, google, self._clock, self._sleep, say)
+        say("Taking back what was made for it")
+        by = plan.deadlines.at(Phase.RELEASING, self._clock())
+        try:
+            left = await tools.until(f"what was made for lease {claim.name}", look, by, Phase.RELEASING)
+        except DeadlineExceeded as error:
+            left = [str(error)]
+        label = f"; the release task or the reaper finds it by its label raytpu-owner={claim.owner.digest}"
+        return f"left: {'; '.join(left)}{label}" if left else ""
+
+    async def kubernetes(self, giving: GivingBack) -> None:
+        """The part of a round that Kubernetes has to do with."""
+        async with self._kube() as kube:
+            await giving.kubernetes(kube)
+
+    async def give_back(self, giving: GivingBack, lease: SliceLease) -> None:
+        """The part of a round that Google has to do with."""
+        policy = own_policy(lease.id, lease.spec.shape, self.options)
+        async with self.open() as google:
+            zones = {*self.options.zones, *([lease.place["zone"]] if "zone" in lease.place else [])}
+            await giving.google(google, lease.created.get("node pool", []), policy, sorted(zones))
+
+    async def records(self, labels: Mapping[str, str]) -> list[Record]:
+        """The records that node pools carry, one for each owner.
+
+        :param labels: that the pools have to have.
+        """
+        async with self.open() as google:
+            pools = await google.pools()
+        found: dict[str, Record] = {}
+        for pool in pools:
+            record = parsed(pool.record)
+            if record is None or not pool.is_of(record.owner) or not labels.items() <= pool.labels.items():
+                continue
+            found.setdefault(record.owner.digest, record)
+        return list(found.values())
+
+    async def lost(self, lease: SliceLease, record: Record) -> tuple[list[str], str]:
+        """The lease's pools that will never be, or are no more, in words; and why Google can't be asked, if so."""
+        if record.pools is None or not record.pools.granted:
+            return [], ""
+        at, words = self._seen.get(lease.id, (None, []))
+        if at is None or self._clock() - at >= _FRESH:
+            try:
+                async with self.open() as google:
+                    words = [told for _, told in _lost(record.pools.names, await google.pools(), lease.owner)]
+            except RayTpuError as error:
+                return [], f"its node pools can't be seen: {error}"
+            self._seen[lease.id] = (self._clock(), words)
+        return words, ""
+
+    async def mend(self, lease: SliceLease) -> Record | None:
+        """Delete each pool that is lost, and make another one in its place (F12).
+
+        :return: the record as it is then; None where no pool is lost.
+        """
+        self._seen.pop(lease.id, None)
+        async with self.open() as google:
+            tools = Tools(self._kube, google, self._clock, self._sleep, silent)
+            begun = self._clock()
+            by = Deadlines().at(Phase.STARTING, begun)
+            renamed = await tools.until(f"lease {lease.id}", lambda: self._renamed(google, lease), by, Phase.STARTING)
+            if renamed is None:
+                return None
+            record, fresh = renamed
+            pools = pools_of(record)
+            [rung] = ladder(record.capacity)
+            wanted = Wanted(lease.owner, lease.id, lease.spec.shape, rung, pools.zone, tuple(fresh), self.options)
+            reconciler, others = Reconciler(wanted, google), [name for name in pools.names if name not in fresh]
+
+            async def look() -> Pending | Done[Record]:
+                pending = await reconciler.round(record.model_dump_json(), pools.spent, others=others)
+                return pending or Done(record)
+
+            phase = Phase.QUEUED if rung.waits_in_queue else Phase.PROVISIONING
+            by = begun + rung.within if rung.within else Deadlines().at(phase, begun)
+            return await tools.until(f"lease {lease.id}, node pools in the place of lost ones", look, by, phase)
+
+    async def _renamed(self, google: PoolsApi, lease: SliceLease) -> Done[tuple[Record, list[str]] | None]:
+        """Write down the names of the pools that stand in for lost ones, before any is made."""
+        async with self._kube() as kube:
+            there = await kube.ray_cluster(lease.id)
+            record = read_record(there) if there else None
+            if there is None or record is None or record.pools is None or record.owner != lease.owner:
+                return Done(None)
+            lost = dict(_lost(record.pools.names, await google.pools(), lease.owner))
+            numbered = enumerate(record.pools.names)
+            fresh = {name: _next(lease.owner, index, name) for index, name in numbered if name in lost}
+            names = [fresh.get(name, name) for name in record.pools.names]
+            record = record.model_copy(update={"pools": record.pools.model_copy(update={"names": names})})
+            suspend = bool(there["spec"].get("suspend"))
+            # Where it is gone by now there is nothing to mend.
+            if not fresh or not await kube.change_ray_cluster(
+                there, {RECORD: record.model_dump_json()}, suspend=suspend
+            ):
+                return Done(None)
+            return Done((record, list(fresh.values())))
+
+
+def _lost(names: Sequence[str], pools: Sequence[NodePoolView], owner: Owner) -> list[tuple[str, str]]:
+    """Names of pools that are lost, with why."""
+    found = {pool.name: pool for pool in pools if pool.is_of(owner)}
+    lost = [(name, found.get(name)) for name in names if name not in found or found[name].is_lost]
+    return [(name, pool.words() if pool else f"node pool {name} is gone") for name, pool in lost]
+
+
+def _next(owner: Owner, index: int, name: str) -> str:
+    """The name of the pool that stands in for that one; a replacement never has an old name."""
+    again = _REPLACEMENT.search(name)
+    return naming.node_pool_name(owner, index, 1 + (int(again[1]) if again else 0))

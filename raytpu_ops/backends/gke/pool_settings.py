@@ -1,0 +1,156 @@
+"""What a DAG author or a connection may say about node pools that the ``gke`` backend makes, or is to use.
+
+Not here: how a setting becomes a request (``node_pools.py``).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Annotated, Any, Self
+
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+
+from raytpu_ops.backends.google.price import PricePerChipHour
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.fields import Count, Flag, Line, Word
+from raytpu_ops.tpu.naming import Kind, check_name
+from raytpu_ops.tpu.problems import Checked
+
+_CLUSTER = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[a-z0-9-]+)/clusters/(?P<name>[a-z0-9-]+)\Z")
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
+#: Google's rule for labels of resources; Kubernetes takes all of these too.
+_LABEL_KEY = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
+_LABEL_VALUE = re.compile(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?\Z")
+#: What this package labels with.
+_OURS = "raytpu-"
+
+
+def _cluster(value: str) -> str:
+    if not _CLUSTER.match(value):
+        raise ValueError("must be 'projects/PROJECT/locations/LOCATION/clusters/NAME'")
+    return value
+
+
+def _zone(value: str) -> str:
+    if not _ZONE.match(value):
+        raise ValueError("must be a zone such as 'us-east5-b'")
+    return value
+
+
+def _pool(value: str) -> str:
+    return check_name(value, Kind.NODE_POOL)
+
+
+def _words(value: object) -> object:
+    """A list that a form sends as text."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    for key, text in value.items():
+        if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
+            raise ValueError(
+                "must be labels as Google has them: lower-case letters, digits, dashes and underscores, at most 63"
+            )
+        if key.startswith(_OURS):
+            raise ValueError(f"must not begin with {_OURS!r}, by which leases are found")
+    return value
+
+
+ClusterPath = Annotated[Line, AfterValidator(_cluster)]
+Zones = Annotated[list[Annotated[Word, AfterValidator(_zone)]], BeforeValidator(_words)]
+Names = Annotated[list[Annotated[Word, AfterValidator(_pool)]], BeforeValidator(_words)]
+Words = Annotated[list[Word], BeforeValidator(_words)]
+Labels = Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)]
+
+
+class NodePools(Checked):
+    """Node pools for a lease: one for each slice, made when it is acquired and deleted when it is released.
+
+    :param zones: where they may be; each kind of capacity is tried in each of them, in this order. Default: the
+        cluster's own zone, where it is a zonal one.
+    :param cluster: ``projects/…/locations/…/clusters/…``, where the way to the API server does not say it.
+    :param reuse: names of pools that somebody else made, one for each slice. They are checked, used and never
+        deleted; nothing is made then.
+    :param workload_policy: TPU7x of several hosts: the name of a workload policy in the zone's region. Default: one
+        is made with the pools and deleted with them.
+    :param service_account: e-mail address of the nodes' service account; default that of Compute Engine.
+    :param disk_size_gb: of the nodes' boot disks.
+    :param disk_type: of the nodes' boot disks, such as ``hyperdisk-balanced``.
+    :param image_type: of the nodes, such as ``COS_CONTAINERD``.
+    :param version: of Kubernetes on the nodes; default the control plane's.
+    :param tags: network tags of the nodes.
+    :param labels: further labels of nodes and of what Google bills.
+    :param pod_range: name of the secondary range of the nodes' pods.
+    :param private_nodes: nodes without addresses of their own on the internet; default as the cluster has it.
+    :param image_streaming: containers start before their image is there as a whole.
+    :param secure_boot: of the nodes.
+    :param price_per_chip_hour: of a chip, a number or numbers by generation; then a plan says what it may cost.
+    :raises InvalidSpec: one line: where, what is wrong, what would be right.
+    """
+
+    zones: Zones = Field(default_factory=list)
+    cluster: ClusterPath | None = None
+    reuse: Names = Field(default_factory=list)
+    workload_policy: Word | None = None
+    service_account: Line | None = None
+    disk_size_gb: Annotated[Count, Field(ge=10, le=65536)] | None = None
+    disk_type: Word | None = None
+    image_type: Word | None = None
+    version: Word | None = None
+    tags: Words = Field(default_factory=list)
+    labels: Labels = Field(default_factory=dict)
+    pod_range: Word | None = None
+    private_nodes: Flag | None = None
+    image_streaming: Flag = False
+    secure_boot: Flag = False
+    price_per_chip_hour: PricePerChipHour | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _from_text(cls, data: Any) -> Any:
+        """The JSON that a form, or a lease's ``place``, holds; ``True`` for all defaults."""
+        if data is True:
+            return {}
+        if not isinstance(data, str):
+            return data
+        try:
+            found = json.loads(data)
+        except ValueError:
+            raise ValueError('must be JSON such as \'{"zones": ["us-east5-b"]}\'') from None
+        return {} if found is True else found
+
+    @model_validator(mode="after")
+    def _once(self) -> Self:
+        for field in ("zones", "reuse"):
+            names: list[str] = getattr(self, field)
+            if len(set(names)) != len(names):
+                raise InvalidSpec(f"node_pools.{field}: each name stands there once")
+        return self
+
+    def asked(self) -> str:
+        """All that changes what is made, as JSON."""
+        return self.model_copy(update={"cluster": None, "price_per_chip_hour": None}).to_text()
+
+    def to_text(self) -> str:
+        """As JSON, without what is at its default."""
+        return self.model_dump_json(exclude_defaults=True)
+
+
+def cluster_parts(path: str) -> tuple[str, str, str]:
+    """Project, location and name of a cluster's path."""
+    match = _CLUSTER.match(path)
+    if match is None:
+        raise InvalidSpec(f"node_pools.cluster: {path!r} is no path of a GKE cluster")
+    return match["project"], match["location"], match["name"]
+
+
+def is_zone(location: str) -> bool:
+    """Whether a location is a zone; regions are the others."""
+    return _ZONE.match(location) is not None
+
+
+def region_of(zone: str) -> str:
+    """The region that a zone is in."""
+    return zone.rpartition("-")[0]

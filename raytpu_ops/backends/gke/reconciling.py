@@ -1,0 +1,163 @@
+"""One round of making the node pools that are there into those that are wanted; the caller goes on until it is done.
+
+A round reads what Google has, does what follows from it, and can be done again at any time by anybody:
+a create whose answer got lost is found by the next round and adopted (F02), a pool that is going is
+waited for (F08), an error in an operation is read whatever its state says (F01, F06).
+Not here: what the views mean (``node_pools.py``), how often and how long (``granting.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from raytpu_ops.backends.gke.node_pools import DIGEST, NodePoolView, OperationView, Scene, Wanted, creations, scene
+from raytpu_ops.backends.gke.pool_settings import region_of
+from raytpu_ops.backends.gke.pools_api import PoolsApi
+from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, RayTpuError
+from raytpu_ops.tpu.lease import Owner
+from raytpu_ops.waits import Pending
+
+
+class Reconciler:
+    """Brings the pools of one step about.
+
+    :param wanted: the pools.
+    :param google: the cluster's node pools.
+    """
+
+    def __init__(self, wanted: Wanted, google: PoolsApi) -> None:
+        self._wanted, self._google = wanted, google
+        #: The operation that Google named as the one to wait for (F04).
+        self._busy = ""
+
+    async def round(
+        self, record: str, spent: Sequence[str], *, may_create: bool = True, others: Sequence[str] = ()
+    ) -> Pending | None:
+        """Do what can be done now.
+
+        :param record: the lease, as JSON, which new pools carry.
+        :param spent: names of operations whose failure has been dealt with.
+        :param may_create: begin new pools; off when their time is over.
+        :param others: names of pools of the owner that are none of this round's business.
+        :return: None once every pool runs.
+        :raises CapacityUnavailable: a pool could not be had.
+        :raises Misconfigured: a pool can't be had as it was asked for, or somebody else's has its name.
+        """
+        operations = await self._google.operations()
+        pools = [pool for pool in await self._google.pools() if pool.name not in others]
+        found = scene(self._wanted, pools, operations, spent)
+        if found.strangers:
+            raise Misconfigured(
+                f"node pool {found.strangers[0].name} exists and was not made for {self._wanted.owner.key}: delete it, "
+                "or name it in node_pools.reuse"
+            )
+        if found.failures:
+            raise _worst(found.failures)
+        if found.is_whole:
+            return None
+        blocked = self._blocked(operations) or await self._act(found, record, may_create=may_create)
+        return Pending(_words(found, blocked))
+
+    async def clear(self) -> tuple[Pending | None, list[str]]:
+        """Take the pools of this step away, and the policy that was made for them.
+
+        :return: what is still there, None once nothing is; and the names of all operations that failed.
+        """
+        operations, pools = await self._google.operations(), await self._google.pools()
+        mine = [one for one in pools if one.is_of(self._wanted.owner) and one.labels.get(DIGEST) == self._wanted.digest]
+        making = creations(operations, self._wanted.names)
+        under_way = [one.target for one in making if not one.done]
+        if mine or under_way:
+            blocked = self._blocked(operations) or await self._delete(mine)
+            words = [one.words() for one in mine] or [f"node pool {name} is being made" for name in under_way]
+            return Pending("; ".join([*words, *([blocked] if blocked else [])])), []
+        policy = await remove_policy(self._google, self._wanted.owner, self._wanted.own_policy, self._wanted.zone)
+        return (Pending(policy) if policy else None), [one.name for one in making if one.failed]
+
+    def _blocked(self, operations: Sequence[OperationView]) -> str:
+        """The operation that Google named before still runs."""
+        return self._waits() if any(one.name == self._busy and not one.done for one in operations) else ""
+
+    def _waits(self) -> str:
+        return f"Google works on {self._busy} first"
+
+    async def _act(self, found: Scene, record: str, *, may_create: bool) -> str:
+        """:return: what keeps it from doing all of it, in words."""
+        if found.doomed:
+            return await self._delete(found.doomed)
+        if not found.absent or not may_create:
+            return ""
+        policy = await self._policy()
+        if policy:
+            return policy
+        for name in found.absent:
+            busy = await self._google.create(self._wanted.request(name, record))
+            if busy is not None:
+                self._busy = busy
+                return self._waits()
+        return ""
+
+    async def _delete(self, pools: Sequence[NodePoolView]) -> str:
+        for pool in pools:
+            busy = None if pool.status == "STOPPING" else await self._google.delete(pool.name)
+            if busy is not None:
+                self._busy = busy
+                return self._waits()
+        return ""
+
+    async def _policy(self) -> str:
+        """See to the workload policy that the pools need; what it lacks, in words."""
+        name, wanted = self._wanted.own_policy, self._wanted
+        if name is None:
+            return ""
+        region = region_of(wanted.zone)
+        there = await self._google.policy(region, name)
+        if there is None:
+            await self._google.create_policy(region, name, wanted.shape.topology, mark(wanted.owner))
+            return f"workload policy {name} is being made"
+        if mark(wanted.owner) not in str(there.get("description")):
+            raise Misconfigured(
+                f"resource policy {name} in {region} exists and was not made for {wanted.owner.key}: delete it, or "
+                "name it in node_pools.workload_policy"
+            )
+        status = there.get("status", "READY")
+        return "" if status == "READY" else f"workload policy {name} is {status}"
+
+
+def mark(owner: Owner) -> str:
+    """What the description of a resource policy says of whose it is; there are no labels there."""
+    return f"{OWNER}={owner.digest}"
+
+
+async def remove_policy(google: PoolsApi, owner: Owner, name: str | None, zone: str) -> str:
+    """Tell the workload policy that was made for a lease to go.
+
+    :param name: its name; None where the lease needed none of its own.
+    :return: empty once it is gone, else its state in words.
+    """
+    if name is None:
+        return ""
+    region = region_of(zone)
+    there = await google.policy(region, name)
+    if there is None or mark(owner) not in str(there.get("description")):
+        return ""
+    if there.get("status") != "DELETING":
+        await google.delete_policy(region, name)
+    return f"workload policy {name} in {region} is being deleted"
+
+
+def _worst(failures: Sequence[RayTpuError]) -> RayTpuError:
+    """One error for all: what asking again cannot mend goes first."""
+    final = [one for one in failures if not isinstance(one, CapacityUnavailable)]
+    first = (final or list(failures))[0]
+    return type(first)("; ".join(dict.fromkeys(str(one) for one in final or failures)))
+
+
+def _words(found: Scene, blocked: str) -> str:
+    """What is there and what is under way, in one phrase."""
+    total = len(found.running) + len(found.waiting) + len(found.absent)
+    parts = [f"{len(found.running)} of {total} node pools run"]
+    parts += [f"{pool.name} goes first" for pool in found.doomed]
+    parts += [*found.waiting, *(f"{name} is not there yet" for name in found.absent)]
+    return "; ".join([*parts, *([blocked] if blocked else [])])
