@@ -118,6 +118,10 @@ def ui(
 def doctor(
     backend: Backend = "local",
     root: AnyRoot = None,
+    conn_id: Annotated[
+        str | None,
+        typer.Option("--conn-id", help="gke: an Airflow connection, instead of a kubeconfig.", show_default=False),
+    ] = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
@@ -126,7 +130,7 @@ def doctor(
     """Check what a backend needs, of this machine or of a cluster; say what is missing and how to get it."""
     from raytpu_ops.cli.doctor import look, report
 
-    found = look(backend, root=root, kubeconfig=kubeconfig, context=context, namespace=namespace)
+    found = look(backend, root=root, conn_id=conn_id, kubeconfig=kubeconfig, context=context, namespace=namespace)
     sys.exit(report(found, as_json=as_json))
 
 

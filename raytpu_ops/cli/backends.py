@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import sys
+from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,3 +44,20 @@ class Where:
         if any(strange.values()):
             raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
         return local_backend(self.root) if self.backend == "local" else make_backend(self.backend)
+
+
+def by_connection(conn_id: str, backend: str, **options: str) -> Backend:
+    """The backend of an Airflow connection, from wherever this Airflow keeps those: its database too.
+
+    :param conn_id: of type ``ray_tpu``.
+    :param backend: its name, which the connection may not contradict.
+    :param options: over the connection's.
+    :raises Misconfigured: there is no such connection.
+    """
+    # As `airflow connections` does it; otherwise Airflow looks only into the environment (3.3).
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
+    # Airflow's log goes to stdout here, which belongs to the answer.
+    with redirect_stdout(sys.stderr):
+        from raytpu_ops.hooks.ray_tpu import RayTpuHook
+
+        return RayTpuHook(conn_id, backend, options=options).backend

@@ -12,8 +12,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from raytpu_ops.tpu.errors import InvalidSpec
+
+if TYPE_CHECKING:
+    from raytpu_ops.backends.gke.access import KubeAccess
 
 
 @dataclass(frozen=True)
@@ -82,30 +86,54 @@ def numbers(version: str) -> tuple[int, ...]:
 
 
 def look(
-    backend: str, *, root: Path | None, kubeconfig: str | None, context: str | None, namespace: str | None
+    backend: str,
+    *,
+    root: Path | None = None,
+    conn_id: str | None = None,
+    kubeconfig: str | None = None,
+    context: str | None = None,
+    namespace: str | None = None,
 ) -> list[Check]:
     """Look at everything that a backend needs; nothing is changed.
 
     :param backend: ``local`` or ``gke``.
     :param root: root folder of the local backend; None for the user's own.
+    :param conn_id: an Airflow connection to the cluster, by which the tasks of this Airflow reach it.
     :param kubeconfig: of the cluster; None for ``$KUBECONFIG`` or ``~/.kube/config``.
     :param context: of the kubeconfig; None for its current one.
-    :param namespace: of the RayClusters; None for ``default``.
+    :param namespace: of the RayClusters; None for the connection's, else ``default``.
     :raises InvalidSpec: for another backend, or options that are not for this one.
     """
     if backend == "gke":
-        from raytpu_ops.backends.gke.access import KubeconfigAccess
         from raytpu_ops.cli import doctor_gke
 
-        return asyncio.run(doctor_gke.checks(KubeconfigAccess(kubeconfig, context), namespace or "default"))
+        return asyncio.run(doctor_gke.checks(*_cluster(conn_id, kubeconfig, context, namespace)))
     if backend != "local":
         raise InvalidSpec(f"backend {backend!r} has no doctor; there are gke, local")
-    strange = {"--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace}
+    strange = {"--conn-id": conn_id, "--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace}
     if any(strange.values()):
         raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
     from raytpu_ops.cli import doctor_local
 
     return doctor_local.checks(root)
+
+
+def _cluster(
+    conn_id: str | None, kubeconfig: str | None, context: str | None, namespace: str | None
+) -> tuple[KubeAccess, str]:
+    """The way to the API server, and the namespace there."""
+    from raytpu_ops.backends.gke.access import KubeconfigAccess
+
+    if conn_id is None:
+        return KubeconfigAccess(kubeconfig, context), namespace or "default"
+    if kubeconfig or context:
+        raise InvalidSpec("--conn-id says which cluster it is: leave --kubeconfig and --context out")
+    from raytpu_ops.backends.gke import GkeBackend
+    from raytpu_ops.cli.backends import by_connection
+
+    found = by_connection(conn_id, "gke", **({"namespace": namespace} if namespace else {}))
+    assert isinstance(found, GkeBackend), "that is what the name stands for"
+    return found.access, found.settings.namespace
 
 
 def report(found: Sequence[Check], *, as_json: bool) -> int:

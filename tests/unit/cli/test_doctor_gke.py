@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
+import subprocess
+import sys
 import tomllib
 from collections.abc import Callable
 from pathlib import Path
@@ -279,6 +281,35 @@ def test_json_and_exit_code_come_from_the_same_rows(tmp_path: Path):
     rows = json.loads(result.output)
     assert [row["name"] for row in rows] == ["kubernetes-asyncio", "API server"]
     assert set(rows[0]) == {"name", "ok", "found", "help", "needed", "seen"}
+
+
+@pytest.mark.usefixtures("airflow_db")
+def test_a_connection_in_airflows_database_names_cluster_and_namespace(tmp_path: Path):
+    """Another process, as from a shell: nothing of this one's Airflow helps it."""
+    from airflow.models import Connection
+    from airflow.utils.session import create_session
+
+    extra = {"backend": "gke", "kubeconfig": str(kubeconfig(tmp_path, "http://127.0.0.1:1")), "namespace": "team-a"}
+    with create_session() as session:
+        session.add(Connection(conn_id="doctored", conn_type="ray_tpu", extra=json.dumps(extra)))
+    begun = [sys.executable, "-c", "from raytpu_ops.cli import main; main()"]
+    command = [*begun, "doctor", "--backend", "gke", "--json", "--conn-id"]
+
+    run = subprocess.run([*command, "doctored"], capture_output=True, text=True, check=False)
+    assert [row["name"] for row in json.loads(run.stdout)] == ["kubernetes-asyncio", "API server"], run.stderr
+    assert "127.0.0.1:1" in run.stdout
+    run = subprocess.run([*command, "nowhere"], capture_output=True, text=True, check=False)
+    assert "connection 'nowhere' does not exist" in run.stderr
+    assert run.returncode == 1
+
+
+def test_a_connection_leaves_no_room_for_a_kubeconfig_and_none_for_its_namespace(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("AIRFLOW_CONN_DOCTORED_HERE", '{"conn_type": "ray_tpu", "extra": {"namespace": "team-a"}}')
+    access, namespace = doctor._cluster("doctored_here", None, None, None)
+    assert (access.selectors, namespace) == ({}, "team-a")
+    assert doctor._cluster("doctored_here", None, None, "team-b")[1] == "team-b"
+    with pytest.raises(InvalidSpec, match="--conn-id says which cluster it is"):
+        doctor._cluster("doctored_here", "file", None, None)
 
 
 def test_the_table_tells_missing_from_unread(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
