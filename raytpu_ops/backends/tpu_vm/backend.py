@@ -19,7 +19,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
 from raytpu_ops.backends.base import Plan, Released, Say, silent
+from raytpu_ops.backends.google import roles
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
+from raytpu_ops.backends.google.preflight import preflight
 from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
@@ -98,9 +100,10 @@ class TpuVmBackend:
         return f"TpuVmBackend({self.cloud!r}, zones={self.settings.zones!r})"
 
     async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
-        """Check the spec and the ladder against what Cloud TPU has.
+        """Check the spec and the ladder against what Cloud TPU has, and what Google tells about the project.
 
         :raises InvalidSpec: a generation, shape or kind of capacity that it does not have.
+        :raises Misconfigured: rights, the API, or all zones lack what is needed; or nobody says who asks.
         """
         request.check(spec)
         for number, rung in enumerate(ladder):
@@ -109,6 +112,17 @@ class TpuVmBackend:
         notes = [f"zones, in this order: {', '.join(settings.zones)}"]
         if not settings.external_ip:
             notes.append("the VMs have internal addresses only: Airflow must reach those, and what they install too")
+        async with self._api() as api:
+            notes += await preflight(
+                api.apis,
+                spec,
+                ladder,
+                settings.zones,
+                role=roles.TPU_VM,
+                lease_for=lease_for,
+                runtime_version=request.runtime_version(spec, settings),
+                price_per_chip_hour=settings.price_per_chip_hour,
+            )
         nodes = "node" if spec.num_slices == 1 else "nodes"
         head = f"Ray head at {settings.ray_head}" if settings.ray_head else "Ray head on worker 0 of the first slice"
         return Plan(

@@ -71,11 +71,11 @@ def digest(plan: Plan, settings: Settings) -> str:
     """Sixteen hex digits that say whether two requests ask for the same.
 
     :param plan: its spec and its ladder count.
-    :param settings: all of them.
+    :param settings: all that reaches Google.
     """
     asked: list[Any] = [
         plan.spec.model_dump(mode="json"),
         [rung.model_dump(mode="json") for rung in plan.ladder],
-        settings.model_dump(mode="json"),
+        settings.model_dump(mode="json", exclude={"price_per_chip_hour"}),
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

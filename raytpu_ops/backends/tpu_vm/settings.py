@@ -11,6 +11,7 @@ from typing import Annotated, Any, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
+from raytpu_ops.backends.google.price import PricePerChipHour
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Flag, Line, Url, Word
 from raytpu_ops.tpu.problems import Checked, read
@@ -121,6 +122,8 @@ class Settings(Checked):
         is the head. Its token comes with the option ``ray_token``, its dashboard's address with ``dashboard_url``.
     :param dashboard_url: where Ray's dashboard is reached; default port 8265 of the head's address.
     :param serve_url: where Serve is reached; default port 8000 of the head's address.
+    :param price_per_chip_hour: what a chip costs for an hour, or a dict of that by generation: a plan then says what
+        the lease may cost.
     :raises InvalidSpec: one line: where, what is wrong, what would be right.
     """
 
@@ -143,6 +146,7 @@ class Settings(Checked):
     ray_head: Annotated[Word, AfterValidator(_host_port)] | None = None
     dashboard_url: Url | None = None
     serve_url: Url | None = None
+    price_per_chip_hour: PricePerChipHour | None = None
 
     @model_validator(mode="after")
     def _fits_together(self) -> Self:

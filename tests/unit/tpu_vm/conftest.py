@@ -5,20 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterator
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from raytpu_ops.backends.base import Plan
-from raytpu_ops.backends.google.access import DefaultAccess
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
-from tests.google_fake.fake import PROJECT, ZONE
+from tests.google_fake.access import FakeAccess
+from tests.google_fake.fake import ZONE
 
 ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
 OTHER = "europe-west4-b"
@@ -35,14 +34,12 @@ def google() -> Iterator[GoogleFake]:
 
 
 @pytest.fixture
-def make(google: GoogleFake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    """Makes backends, each as in a process of its own; what this machine is to Google is a service account."""
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google.key_file(tmp_path)))
+def make(google: GoogleFake) -> Make:
+    """Makes backends, each as in a process of its own."""
 
     def made(**options: Any) -> TpuVmBackend:
-        access = DefaultAccess(PROJECT, endpoints=google.endpoints)
         options = {"zones": ZONES, **options}
-        return TpuVmBackend(access, clock=google.clock.now, sleep=google.clock.sleep, **options)
+        return TpuVmBackend(FakeAccess(google), clock=google.clock.now, sleep=google.clock.sleep, **options)
 
     return made
 

@@ -1,0 +1,321 @@
+"""After it is granted: looked at, found again, given back."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import timedelta
+
+import httpx
+import pytest
+from google.cloud import tpu_v2
+
+from raytpu_ops.backends.base import Backend, backend_names, make_backend
+from raytpu_ops.backends.tpu_vm import TpuVmBackend
+from raytpu_ops.backends.tpu_vm.backend import BACK_WITHIN, GOOD_FOR
+from raytpu_ops.backends.tpu_vm.record import OWNER, TOKEN
+from raytpu_ops.tpu.capacity import FlexStart, Queued, Spot, ladder
+from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, Preempted, RemoteUnavailable
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake import GoogleFake
+from tests.google_fake.access import FakeAccess
+from tests.google_fake.fake import PROJECT, ZONE
+from tests.unit.tpu_vm.conftest import ME, OTHER, SPEC, ZONES, Make, planned, until
+from tests.unit.tpu_vm.test_acquire import NAME, full, nothing_left
+
+PARENT = f"projects/{PROJECT}/locations/{ZONE}"
+
+
+@pytest.fixture(autouse=True)
+def asked_of_ray(monkeypatch: pytest.MonkeyPatch) -> list[httpx.Request]:
+    """What Ray is asked; it never answers, for the addresses of the fake's nodes lead nowhere."""
+    asked: list[httpx.Request] = []
+    really = httpx.AsyncHTTPTransport.handle_async_request
+
+    async def refuse(self: httpx.AsyncHTTPTransport, request: httpx.Request) -> httpx.Response:
+        if not request.url.host.startswith("10."):
+            return await really(self, request)
+        asked.append(request)
+        raise httpx.ConnectError("connection refused", request=request)
+
+    monkeypatch.setattr(httpx.AsyncHTTPTransport, "handle_async_request", refuse)
+    return asked
+
+
+# Looked at
+
+
+async def test_vms_without_ray_are_not_ready_and_google_is_asked_now_and_then(google: GoogleFake, make: Make):
+    backend = make()
+    lease = await backend.acquire(planned(), ME)
+    report = await backend.observe(lease)
+    assert (report.phase, report.head_alive, report.fatal) == (Phase.LABELLED, False, None)
+    assert "Ray does not answer" in report.describe()
+
+    before = len(google.calls)
+    for _ in range(5):
+        await backend.observe(lease)
+    assert len(google.calls) <= before + 3 + 2
+    google.advance(GOOD_FOR.total_seconds() + 1)
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][1]}")
+    report = await backend.observe(lease)
+    assert "Google took the slices back" in str(report.fatal)
+
+
+async def test_a_google_that_is_away_is_no_verdict(google: GoogleFake, make: Make):
+    """F07."""
+    lease = await make().acquire(planned(), ME)
+    google.faults.unavailable(times=None, method="tpu.*")
+    backend = make()
+    report = await backend.observe(lease)
+    assert report.fatal is None
+    assert not report.ready
+    first = report.since
+    google.advance(30)
+    assert (await backend.observe(lease)).since == first
+
+
+async def test_a_lease_that_is_gone_is_fatal(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(), ME)
+    await make().release(lease)
+    google.advance(300)
+    assert "does not exist any more" in str((await make().observe(lease)).fatal)
+
+
+async def test_repair_waits_for_ray_and_says_when_it_can_not_help(google: GoogleFake, make: Make):
+    """F12, F13: Google replaces no node of a queued resource."""
+    backend = make()
+    lease = await backend.acquire(planned(Spot()), ME)
+    assert await backend.repair(lease) == lease
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
+    google.advance(60)
+    with pytest.raises(Preempted, match="Clear the task that provisioned it"):
+        await backend.repair(lease)
+
+
+async def test_a_ray_that_stays_dead_is_preempted_in_the_end(
+    google: GoogleFake, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    from raytpu_ops.tpu.readiness import Readiness, SliceReport
+
+    backend = make()
+    lease = await backend.acquire(planned(), ME)
+    dead = Readiness(slices=[SliceReport(name="a", hosts_wanted=2, broken=True)])
+
+    async def observe(lease: SliceLease) -> Readiness:
+        return dead
+
+    monkeypatch.setattr(backend, "observe", observe)
+    before = google.clock.now()
+    with pytest.raises(Preempted, match="Ray did not come back on its VMs"):
+        await backend.repair(lease)
+    assert BACK_WITHIN <= google.clock.now() - before < BACK_WITHIN + timedelta(minutes=1)
+
+
+# Ray
+
+
+async def test_ray_is_asked_with_the_token_of_the_metadata(
+    google: GoogleFake, make: Make, asked_of_ray: list[httpx.Request]
+):
+    lease = await make().acquire(planned(), ME)
+    async with make().ray(lease) as ray:
+        with pytest.raises(RemoteUnavailable):
+            await ray.version()
+    token = google.queued_resources()[full()].tpu.node_spec[0].node.metadata[TOKEN]
+    assert {request.headers["authorization"] for request in asked_of_ray} == {f"Bearer {token}"}
+    assert {request.url.host for request in asked_of_ray} == {lease.ray.address.split("/")[2].split(":")[0]}
+
+
+async def test_a_new_lease_of_the_same_name_has_another_token(google: GoogleFake, make: Make):
+    backend = make()
+    tokens = []
+    for _ in range(2):
+        lease = await backend.acquire(planned(), ME)
+        tokens.append(await backend._read_token(lease))
+        await backend.release(lease)
+        google.advance(300)
+    assert len(set(tokens)) == 2
+    assert await backend._read_token(lease) is None
+
+
+async def test_a_head_of_ones_own_brings_its_token_and_its_addresses(google: GoogleFake, make: Make):
+    backend = make(ray_head="10.9.9.9:6379", dashboard_url="http://10.9.9.9:8265", ray_token="the-users-own")
+    lease = await backend.acquire(planned(), ME)
+    metadata = google.queued_resources()[full()].tpu.node_spec[0].node.metadata
+    assert metadata[TOKEN] == "the-users-own"
+    assert "the-users-own" not in metadata["startup-script"]
+    assert "RAY_HEAD=10.9.9.9:6379" in metadata["startup-script"]
+    assert (lease.ray.address, lease.ray.serve_address) == ("http://10.9.9.9:8265", "http://10.9.9.9:8000")
+    assert lease.ray.serve_listens is None
+    assert "the-users-own" not in repr(backend)
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"ray_head": "h:6379", "dashboard_url": "http://h:8265"}, "ray_token: is missing"),
+        ({"ray_token": "x"}, "ray_token: is for a Ray head of one's own"),
+        ({"ray_head": "h:6379", "dashboard_url": "http://h:8265", "ray_token": "two words"}, "token is empty or"),
+    ],
+)
+def test_a_head_and_its_token_go_together(google: GoogleFake, make: Make, options: dict[str, str], told: str):
+    with pytest.raises(InvalidSpec, match=told):
+        make(**options)
+
+
+# Found again
+
+
+async def test_every_lease_is_found_from_the_objects_alone(google: GoogleFake, make: Make):
+    leases = [
+        await make().acquire(planned(Spot()), ME.model_copy(update={"task_id": task, "run_id": run}))
+        for task, run in (("a", "r1"), ("b", "r1"), ("a", "r2"))
+    ]
+    by_id = {lease.id: lease for lease in leases}
+    assert {lease.id: lease for lease in await make().list_leases()} == by_id
+    assert [one.id for one in await make().list_leases(task_id="b")] == [leases[1].id]
+    assert {one.id for one in await make().list_leases(dag_id="digits", run_id="r1")} == {leases[0].id, leases[1].id}
+    assert await make().list_leases(dag_id="other") == []
+    assert await make().find(leases[2].owner) == leases[2]
+    assert await make().find(ME) is None
+    with pytest.raises(InvalidSpec, match="narrowed by owner"):
+        await make().list_leases(owner="x")
+
+
+async def test_what_a_cleared_task_left_in_a_queue_is_found_and_expires(google: GoogleFake, make: Make):
+    """F09."""
+    google.tpu.delays.queue = float("inf")
+    plan = planned(Queued(timedelta(days=9)), queued=timedelta(hours=4))
+    task = asyncio.create_task(make().acquire(plan, ME))
+    await until(google.queued_resources)
+    task.cancel()
+    await asyncio.wait([task])
+    begun = google.tpu.clock.now()
+    (found,) = await make().list_leases()
+    assert found.owner == ME
+    # A place in the queue does not use up the time of the lease.
+    assert timedelta(hours=15) < found.expires_at - begun < timedelta(hours=16, minutes=1)
+    assert (await make().release(found)).left
+    google.advance(300)
+    assert nothing_left(google)
+
+
+async def test_a_lease_does_not_begin_before_it_is_granted(google: GoogleFake, make: Make):
+    google.tpu.delays.queue = 10 * 3600
+    begun = google.clock.now()
+    lease = await make().acquire(planned(Queued(timedelta(days=2)), queued=timedelta(hours=20)), ME)
+    assert lease.granted_at - begun > timedelta(hours=10)
+    assert lease.expires_at - lease.granted_at == timedelta(hours=12)
+
+
+async def test_nodes_whose_queued_resource_is_gone_are_a_lease_still(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(), ME)
+    del google.tpu.queued[full()]
+    for find in (make().find(ME), make().list_leases()):
+        found = await find
+        (one,) = found if isinstance(found, list) else [found]
+        assert one is not None
+        assert one.id == lease.id
+    released = await make().release(lease)
+    assert len([line for line in released.removed if line.startswith("node ")]) == 2
+    google.advance(300)
+    assert nothing_left(google)
+
+
+async def test_strangers_are_no_leases(google: GoogleFake, make: Make):
+    await make().acquire(planned(), ME)
+    resource = tpu_v2.QueuedResource(google.queued_resources()[full()])
+    resource.tpu.node_spec[0].multislice_params.node_id_prefix = "copy"
+    google.tpu.put(full(name="copy"), resource)
+    del resource.tpu.node_spec[0].node.labels[OWNER]
+    resource.tpu.node_spec[0].multislice_params.node_id_prefix = "plain"
+    google.tpu.put(full(name="plain"), resource)
+    assert [one.id for one in await make().list_leases()] == [NAME]
+
+
+# Given back
+
+
+async def test_release_is_over_when_google_says_so(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(), ME)
+    backend = make()
+    first = await backend.release(lease)
+    assert first.removed == [f"queued resource {NAME} in {ZONE}"]
+    assert f"queued resource {NAME} in {ZONE} is being deleted" in first.left
+    assert any("is DELETING" in line for line in first.left)
+    second = await backend.release(lease)
+    assert second.removed == []
+    assert second.left
+    google.advance(300)
+    assert await backend.release(lease) == await make().release(lease)
+    assert (await backend.release(lease)).left == []
+    assert len(google.asked("DeleteQueuedResource")) == 1
+    assert google.asked("DeleteNode") == []
+
+
+async def test_release_looks_into_every_zone(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(), ME)
+    other = make(zones=[OTHER])
+    await other.acquire(planned(), ME)
+    await make().release(lease)
+    google.advance(300)
+    assert nothing_left(google)
+
+
+async def test_another_owners_is_left(google: GoogleFake, make: Make):
+    mine = await make().acquire(planned(), ME)
+    await make().acquire(planned(), ME.model_copy(update={"task_id": "other"}))
+    await make().release(mine)
+    google.advance(300)
+    assert len(google.queued_resources()) == 1
+    assert len(google.nodes()) == 2
+
+
+async def test_a_zone_that_does_not_answer_does_not_keep_the_other(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(), ME)
+    google.faults.inject("*", "UNAVAILABLE", None, when=lambda call: OTHER in call.resource)
+    released = await make().release(lease)
+    google.advance(300)
+    assert nothing_left(google)
+    assert any(OTHER in line and "may be left" in line for line in released.left)
+
+
+async def test_told_to_go_by_two_at_once(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(), ME)
+    both = await asyncio.gather(make().release(lease), make().release(lease))
+    assert not any("may be left" in line for one in both for line in one.left)
+
+
+# Planned
+
+
+async def test_a_plan_touches_nothing_and_says_what_it_would_make(google: GoogleFake, make: Make):
+    plan = await make(price_per_chip_hour=2).plan(SPEC, ladder(Spot()), lease_for=timedelta(hours=2))
+    assert google.tpu.made == []
+    assert plan.creates[0] == "1 queued resource with tpu-ubuntu2204-base"
+    assert "4 VMs, 4 chips each" in plan.creates[1]
+    assert any("64.00 at 2 each" in note for note in plan.notes)
+
+
+async def test_a_plan_refuses_what_cloud_tpu_does_not_have(google: GoogleFake, make: Make):
+    with pytest.raises(InvalidSpec, match="use backend 'gke'"):
+        await make().plan(SliceSpec.of("7x", "2x2x1"), ladder(), lease_for=timedelta(hours=2))
+    with pytest.raises(InvalidSpec, match=r"capacity\[0\]: .*no flex-start"):
+        await make().plan(SPEC, ladder(FlexStart(timedelta(hours=2))), lease_for=timedelta(hours=2))
+
+
+async def test_a_plan_names_the_rights_that_are_missing(google: GoogleFake, make: Make):
+    google.deny("tpu.nodes.create")
+    with pytest.raises(Misconfigured, match="lacks tpu.nodes.create"):
+        await make().plan(SPEC, ladder(), lease_for=timedelta(hours=2))
+
+
+def test_it_is_a_backend_by_name(google: GoogleFake):
+    assert "tpu_vm" in backend_names()
+    found = make_backend("tpu_vm", cloud=FakeAccess(google), zones=",".join(ZONES))
+    assert isinstance(found, TpuVmBackend)
+    assert isinstance(found, Backend)
+    assert found.acquires_in_task is False
+    assert found.ships_runtime is True

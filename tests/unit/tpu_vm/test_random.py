@@ -1,0 +1,164 @@
+"""Random lives of one owner's lease, with faults and crashes: nothing is left at the end, and never two at once.
+
+Each sequence follows from its seed alone; one that fails is run again by
+`RAYTPU_SEED=… pytest tests/unit/tpu_vm/test_random.py`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import random
+from collections.abc import Callable
+from datetime import timedelta
+
+import pytest
+
+from raytpu_ops.backends.tpu_vm import TpuVmBackend
+from raytpu_ops.backends.tpu_vm.record import OWNER
+from raytpu_ops.tpu.capacity import OnDemand, Queued, Reservation, Spot
+from raytpu_ops.tpu.errors import RayTpuError
+from tests.google_fake import GoogleFake
+from tests.google_fake.access import FakeAccess
+from tests.google_fake.gate import Call
+from tests.google_fake.tpu_queue import Delays
+from tests.unit.tpu_vm.conftest import ME, ZONES, planned
+
+SEQUENCES = 40
+LADDERS = ([Spot()], [Reservation("a"), Spot()], [Queued(timedelta(hours=1)), OnDemand()])
+#: Errors that pass, errors that don't, and answers that are lost after the deed.
+TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
+METHODS = ("GetQueuedResource", "CreateQueuedResource", "DeleteQueuedResource", "GetNode", "ListNodes", "tpu.*")
+
+
+class Life:
+    """One sequence.
+
+    :param google: with nothing in it.
+    :param seed: all there is to it.
+    """
+
+    def __init__(self, google: GoogleFake, seed: int) -> None:
+        self.google = google
+        self.random = random.Random(seed)
+        self.plan = planned(
+            self.random.choice(LADDERS), provisioning=timedelta(minutes=10), releasing=timedelta(minutes=5)
+        )
+        self.log: list[str] = []
+
+    def backend(self) -> TpuVmBackend:
+        """In a process of its own: it knows nothing of what was before."""
+        clock = self.google.clock
+        return TpuVmBackend(FakeAccess(self.google), clock=clock.now, sleep=clock.sleep, zones=ZONES)
+
+    def faults(self) -> None:
+        """What goes wrong next, if anything."""
+        faults, dice = self.google.faults, self.random
+        for _ in range(dice.choice((0, 0, 1, 2))):
+            method, times = dice.choice(METHODS), dice.randint(1, 3)
+            faults.inject(method, dice.choice(TRANSIENT), times, after=dice.random() < 0.4)
+        match dice.randrange(8):
+            case 0:
+                faults.stockout(times=dice.randint(1, 3))
+            case 1:
+                faults.quota("zone", times=1)
+            case 2:
+                faults.inject("CreateQueuedResource", "INVALID_ARGUMENT", 1)
+            case 3:
+                faults.cut(dice.choice(METHODS), 1)
+            case 4 if self.google.nodes():
+                self.google.tpu.preempt(dice.choice(sorted(self.google.nodes())))
+            case 5:
+                self.google.tpu.delays.queue = dice.choice((0, 20, 20, 20, float("inf")))
+
+    async def killed_somewhere(self, what: Callable[[], object]) -> None:
+        """Do something, and let its process die at one of its calls."""
+        at = self.random.randint(0, 12)
+        calls = itertools.count()
+        loop = asyncio.get_running_loop()
+
+        def dies(call: Call) -> bool:
+            if next(calls) == at:
+                loop.call_soon_threadsafe(task.cancel)  # while the fake carries the request out
+            return False
+
+        fault = self.google.faults.inject("tpu.*", "UNAVAILABLE", None, when=dies)
+        task = asyncio.ensure_future(what())  # type: ignore[arg-type]
+        try:
+            await asyncio.wait([task])
+        finally:
+            self.google.faults.answers.remove(fault)
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, RayTpuError):
+            raise error
+
+    async def act(self) -> None:
+        """One thing that a task, a person or Google does."""
+        kind = self.random.choice(("acquire", "acquire", "crash", "crash", "release", "crash in release", "time"))
+        self.log.append(kind)
+        backend = self.backend()
+        try:
+            match kind:
+                case "acquire":
+                    lease = await backend.acquire(self.plan, ME)
+                    assert await self.backend().find(ME) == lease
+                case "crash":
+                    await self.killed_somewhere(lambda: backend.acquire(self.plan, ME))
+                case "release":
+                    if (found := await backend.find(ME)) is not None:
+                        await backend.release(found)
+                case "crash in release":
+                    if (found := await backend.find(ME)) is not None:
+                        await self.killed_somewhere(lambda: backend.release(found))
+                case "time":
+                    self.google.advance(self.random.choice((10, 60, 600, 7200)))
+        except RayTpuError as error:
+            self.log.append(f"  {type(error).__name__}: {error}")
+
+    async def end(self) -> None:
+        """The reaper, with nothing going wrong any more."""
+        self.google.faults.clear()
+        for _ in range(60):
+            backend = self.backend()
+            for lease in await backend.list_leases():
+                await backend.release(lease)
+            self.google.advance(30)
+            if not self.google.queued_resources() and not self.google.nodes():
+                return
+        raise AssertionError(f"left: {self.google.queued_resources()}")
+
+
+def _watched(google: GoogleFake) -> list[str]:
+    """Moments at which the owner had two queued resources."""
+    twice: list[str] = []
+
+    def counts(call: Call) -> bool:
+        labels = [one.tpu.node_spec[0].node.labels[OWNER] for one in google.queued_resources().values()]
+        if len(labels) > 1:
+            twice.append(f"{call.method} at {call.at}: {len(labels)}")
+        return False
+
+    google.faults.inject("*", "UNAVAILABLE", None, when=counts)
+    return twice
+
+
+async def _live(google: GoogleFake, seed: int) -> None:
+    google.tpu.delays = Delays(accept=1, wait=1, queue=15, provision=25, delete=10, suspend=10)
+    life = Life(google, seed)
+    twice = _watched(google)
+    try:
+        for _ in range(life.random.randint(3, 7)):
+            life.faults()
+            await life.act()
+        assert twice == []
+        await life.end()
+    except BaseException:
+        print(f"RAYTPU_SEED={seed}", *life.log, sep="\n")
+        raise
+
+
+@pytest.mark.timeout(600)
+async def test_random_lives_leave_nothing_and_never_have_two(google: GoogleFake) -> None:
+    seeds = [int(os.environ["RAYTPU_SEED"])] if "RAYTPU_SEED" in os.environ else range(SEQUENCES)
+    for seed in seeds:
+        await _live(google, seed)

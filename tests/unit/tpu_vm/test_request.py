@@ -1,0 +1,210 @@
+"""What is asked for: every shape and rung as Cloud TPU takes it, and what it does not have refused before that."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from google.cloud import tpu_v2
+
+from raytpu_ops.backends import ladder as climbing
+from raytpu_ops.backends.ladder import Climb
+from raytpu_ops.backends.tpu_vm import request
+from raytpu_ops.backends.tpu_vm.record import RECORD, Record, digest
+from raytpu_ops.backends.tpu_vm.settings import Settings
+from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot, ladder
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.shapes import SliceShape, catalogue
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake import tpu_rules
+from tests.google_fake.fake import PROJECT, ZONE
+from tests.unit.tpu_vm.conftest import ME, SPEC, planned
+
+NOW = datetime(2026, 11, 30, 8, tzinfo=UTC)
+RUNGS = [OnDemand(), Spot(), Reservation("team-a"), Queued(timedelta(hours=6))]
+
+
+def spec_of(shape: SliceShape, slices: int = 1) -> SliceSpec:
+    return SliceSpec.of(shape.generation.name, shape.topology, machine_type=shape.machine_type, num_slices=slices)
+
+
+def had(shape: SliceShape) -> bool:
+    """Whether Cloud TPU has it, and the fake knows it: large cubes are many."""
+    return (
+        shape.generation.name in request.TYPES
+        and not (shape.chips == 8 and shape.hosts == 2 and shape.generation.dimensions == 2)
+        and any(shape.pod_type == one.accelerator_type for one in tpu_rules.catalogue())
+        and shape.topology in tpu_rules.FAMILIES[2].topologies + tpu_rules.FAMILIES[3].topologies
+    )
+
+
+def asked(spec: SliceSpec, rung: Any, **options: Any) -> tpu_v2.QueuedResource:
+    settings = Settings.of({"zones": [ZONE], **options})
+    plan = planned(rung, spec)
+    (step,) = climbing.steps(plan, settings.zones)
+    climb = Climb.start(NOW)
+    record = Record(
+        owner=ME,
+        spec=spec,
+        capacity=rung.model_dump(mode="json"),
+        climb=climb,
+        digest=digest(plan, settings),
+        lease_for=plan.lease_for,
+        until=climbing.deadline(step, climb, plan),
+    )
+    found = request.queued_resource(PROJECT, step, record, settings, "secret-token", NOW)
+    return tpu_v2.QueuedResource(found)
+
+
+@pytest.mark.parametrize("shape", [shape for shape in catalogue() if had(shape)], ids=str)
+def test_every_shape_is_asked_for_as_google_takes_it(shape: SliceShape):
+    parent = f"projects/{PROJECT}/locations/{ZONE}"
+    for slices in (1, 2):
+        for rung in RUNGS:
+            spec = spec_of(shape, slices)
+            request.check(spec)
+            found = asked(spec, rung)
+            tpu_rules.check_queued(found, parent)
+            played = tpu_rules.shape_of(found.tpu.node_spec[0].node)
+            assert (played.accelerator_type, played.hosts) == (shape.pod_type, shape.hosts)
+            for name in tpu_rules.node_ids(found, "qr"):
+                tpu_rules.check_id(name, "node_id")
+
+
+def test_the_shapes_are_many():
+    assert len([shape for shape in catalogue() if had(shape)]) > 30
+
+
+@pytest.mark.parametrize("shape", catalogue("7x")[:3], ids=str)
+def test_7x_is_to_be_had_on_gke_alone(shape: SliceShape):
+    with pytest.raises(InvalidSpec, match="end at v6e, there is no 7x: use backend 'gke'"):
+        request.check(spec_of(shape))
+
+
+@pytest.mark.parametrize("generation", ["v5e", "v6e"])
+def test_eight_chips_are_one_host(generation: str):
+    of_four = next(shape for shape in catalogue(generation) if shape.topology == "2x4" and shape.hosts == 2)
+    with pytest.raises(InvalidSpec, match="one host of 8 chips: say machine_type='ct.*-8t'"):
+        request.check(spec_of(of_four))
+
+
+def test_flex_start_is_refused():
+    with pytest.raises(InvalidSpec, match=r"capacity\[1\]: the Cloud TPU API v2 has no flex-start"):
+        request.check_rung(FlexStart(timedelta(hours=2)), "capacity[1]")
+
+
+def test_the_tier_follows_the_rung():
+    spot, reserved, plain = (asked(SPEC, rung) for rung in (Spot(), Reservation("team-a"), OnDemand()))
+    assert "spot" in spot
+    assert spot.tpu.node_spec[0].node.scheduling_config.spot
+    assert "guaranteed" in reserved
+    assert reserved.reservation_name == f"projects/{PROJECT}/locations/{ZONE}/reservations/team-a"
+    assert reserved.tpu.node_spec[0].node.scheduling_config.reserved
+    assert "spot" not in plain
+    assert "guaranteed" not in plain
+
+
+def test_another_projects_reservation_is_named_with_its_project():
+    found = asked(SPEC, Reservation("projects/other-project/reservations/team-a"))
+    assert found.reservation_name == f"projects/other-project/locations/{ZONE}/reservations/team-a"
+
+
+def test_a_queued_request_is_valid_for_as_long_as_it_says():
+    assert asked(SPEC, Queued(timedelta(hours=6))).queueing_policy.valid_until_duration == timedelta(hours=6)
+
+
+@pytest.mark.parametrize("rung", [OnDemand(), Spot(), Reservation("team-a")])
+def test_others_are_valid_until_their_time_on_the_ladder_is_over(rung: Any):
+    assert asked(SPEC, rung).queueing_policy.valid_until_duration == timedelta(minutes=30)
+
+
+def test_options_reach_the_nodes():
+    node = (
+        asked(
+            SPEC,
+            Spot(),
+            network="projects/host/global/networks/shared",
+            subnetwork="projects/host/regions/us-central2/subnetworks/tpus",
+            external_ip=True,
+            service_account="ml@tpu-project.iam.gserviceaccount.com",
+            tags="tpu,ray",
+            labels={"team": "vision"},
+            runtime_version="tpu-vm-v4-base",
+        )
+        .tpu.node_spec[0]
+        .node
+    )
+    assert node.network_config.network == "projects/host/global/networks/shared"
+    assert node.network_config.subnetwork == "projects/host/regions/us-central2/subnetworks/tpus"
+    assert node.network_config.enable_external_ips
+    assert node.service_account.email == "ml@tpu-project.iam.gserviceaccount.com"
+    assert list(node.tags) == ["tpu", "ray"]
+    assert node.labels["team"] == "vision"
+    assert node.runtime_version == "tpu-vm-v4-base"
+
+
+def test_vms_have_no_public_address_unless_somebody_says_so():
+    assert not asked(SPEC, Spot()).tpu.node_spec[0].node.network_config.enable_external_ips
+
+
+def test_a_request_that_comes_after_another_has_other_nodes():
+    first = request.node_prefix("lease", NOW)
+    assert first != request.node_prefix("lease", NOW + timedelta(microseconds=1))
+    assert first == request.node_prefix("lease", NOW)
+
+
+def test_the_record_and_the_labels_hold_no_secret():
+    node = asked(SPEC, Spot()).tpu.node_spec[0].node
+    told = {key: value for key, value in node.metadata.items() if key != "raytpu-token"}
+    assert "secret-token" not in str(told)
+    assert "secret-token" not in str(node.labels)
+    assert Record.model_validate_json(node.metadata[RECORD]).owner == ME
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({}, "zones: is missing: backend 'tpu_vm' needs the zones"),
+        ({"zones": []}, "zones: is missing"),
+        ({"zones": "us-central2"}, "must be a zone of Google Cloud such as 'us-central2-b', got 'us-central2'"),
+        ({"zones": f"{ZONE},{ZONE}"}, "names a zone twice"),
+        ({"zones": ZONE, "zone": ZONE}, "there is no such field; did you mean 'zones'"),
+        ({"zones": ZONE, "reach": "external"}, "'external' needs external_ip=True"),
+        ({"zones": ZONE, "reach": "proxy"}, "reach: "),
+        ({"zones": ZONE, "ray_version": "2.40.0"}, "must be 2.55 or newer"),
+        ({"zones": ZONE, "python": "python3"}, "must be an absolute path on the VMs"),
+        ({"zones": ZONE, "labels": {"Team": "a"}}, "must be labels of Google"),
+        ({"zones": ZONE, "labels": {"raytpu-owner": "a"}}, "must not begin with 'raytpu-'"),
+        ({"zones": ZONE, "ray_start_params": {"head": ""}}, "ray_start_params"),
+        ({"zones": ZONE, "ray_start_params": {"--num-cpus": "4"}}, "without the dashes"),
+        ({"zones": ZONE, "ray_start_params": {"address": "10.0.0.1:1"}}, "is what the backend itself says"),
+        ({"zones": ZONE, "ray_head": "10.0.0.1:6379"}, "dashboard_url: is missing"),
+        ({"zones": ZONE, "ray_head": "10.0.0.1"}, "must be the address of a Ray head's GCS"),
+        ({"zones": ZONE, "env": {"a b": "c"}}, "env"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], told: str):
+    with pytest.raises(InvalidSpec) as caught:
+        Settings.of(options)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_zones_are_text_or_a_list():
+    assert Settings.of({"zones": "us-central2-b, europe-west4-b"}) == Settings.of(
+        {"zones": ["us-central2-b", "europe-west4-b"]}
+    )
+
+
+def test_what_travels_is_an_option_again():
+    settings = Settings.of({"zones": ["us-central2-b", "europe-west4-b"]})
+    assert Settings.of(settings.in_place()).zones == settings.zones
+
+
+def test_a_ladder_stays_a_ladder():
+    assert [rung.kind for rung in ladder(RUNGS)] == [rung.kind for rung in RUNGS]
