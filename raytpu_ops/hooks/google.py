@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from raytpu_ops.backends.google.refusals import one_line
+from raytpu_ops.hooks.google_cloud import connection_errors
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 
 if TYPE_CHECKING:
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from raytpu_ops.hooks.kubernetes import ByName
 
 _RIGHT = "container.clusters.get (in roles/container.clusterViewer and in roles/container.developer)"
-#: Words of Google's that asking again does not change, in an answer that carries no status of its own.
-_FINAL = ("PERMISSION_DENIED", "NOT_FOUND", "INVALID_ARGUMENT", "UNAUTHENTICATED")
 
 
 class GoogleAccess:
@@ -135,45 +135,19 @@ class GoogleAccess:
     @contextmanager
     def _errors_as_ours(self) -> Iterator[None]:
         """The one door through which Google's errors leave."""
-        from airflow.sdk.exceptions import AirflowException, AirflowNotFoundException
         from google.api_core.exceptions import GoogleAPIError
-        from google.auth.exceptions import GoogleAuthError
 
-        connection = f"connection {self._asked.gcp_conn_id!r}"
-        try:
-            yield
-        except AirflowNotFoundException:
-            raise Misconfigured(
-                f"{connection} does not exist: add it with type 'google_cloud_platform'; it may be empty where "
-                "the machine or the pod has credentials of its own"
-            ) from None
-        except GoogleAuthError as error:
-            raise self._not_proven(error, connection) from error
-        except GoogleAPIError as error:
-            raise self._not_told(error, connection) from error
-        except (AirflowException, ValueError, OSError) as error:
-            raise Misconfigured(f"{connection}: {_one_line(error)}") from error
-
-    def _not_proven(self, error: Any, connection: str) -> RayTpuError:
-        """No token was to be had."""
-        from google.auth.exceptions import DefaultCredentialsError, RefreshError, TransportError
-
-        text = _one_line(error)
-        if isinstance(error, DefaultCredentialsError):
-            return Misconfigured(f"{connection} has no credentials that work here: {text}")
-        transient = error.retryable or isinstance(error, TransportError) or isinstance(error.__cause__, TransportError)
-        # Acting as somebody else is refused and fails to answer with one and the same error.
-        acting = isinstance(error, RefreshError) and "impersonated" in text
-        if transient or (acting and not any(word in text for word in _FINAL)):
-            return RemoteUnavailable(f"{connection}: Google gives out no token now: {text}")
-        hint = "; the account needs roles/iam.serviceAccountTokenCreator on the one it acts as" if acting else ""
-        return Misconfigured(f"{connection}: Google gives out no token: {text}{hint}")
+        with connection_errors(self._asked.gcp_conn_id):
+            try:
+                yield
+            except GoogleAPIError as error:
+                raise self._not_told(error, f"connection {self._asked.gcp_conn_id!r}") from error
 
     def _not_told(self, error: Any, connection: str) -> RayTpuError:
         """The GKE API did not describe the cluster."""
         from google.api_core import exceptions
 
-        text = _one_line(error)
+        text = one_line(error)
         if isinstance(error, exceptions.NotFound):
             return Misconfigured(f"{self._what()} does not exist, or not where {connection} may look: {text}")
         if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
@@ -190,7 +164,3 @@ def _selectors(asked: ByName) -> dict[str, str]:
         key: ",".join(value) if isinstance(value, list) else str(value).lower() if value is True else value
         for key, value in told.items()
     }
-
-
-def _one_line(error: BaseException) -> str:
-    return " ".join(str(error).split())[:500]

@@ -175,7 +175,8 @@ def found_again(options: Mapping[str, Any], place: Mapping[str, str]) -> dict[st
     """
     from raytpu_ops.backends.gke.settings import Settings
 
-    told = {key: value for key, value in place.items() if key in ACCESS_KEYS or key in Settings.model_fields}
+    known = ACCESS_KEYS | Settings.model_fields.keys() | {"google_endpoints"}
+    told = {key: value for key, value in place.items() if key in known}
     if not told.keys() & ACCESS_KEYS:
         return {**options, **told}
     return {key: value for key, value in options.items() if key not in ACCESS_KEYS} | told

@@ -25,7 +25,8 @@ class RayTpuHook(BaseHook):
     """Reaches a backend by an Airflow connection.
 
     The connection's extra holds the ``backend`` and its options: for ``local`` the ``root`` folder, for
-    ``gke`` which cluster that is (``kubernetes.py``) and what is made there (``backends/gke/settings.py``).
+    ``gke`` which cluster that is (``kubernetes.py``) and what is made there (``backends/gke/settings.py``), for
+    ``tpu_vm`` who acts at Google (``google_cloud.py``) and what is made there (``backends/tpu_vm/settings.py``).
     The default connection may be absent; then a backend runs with its defaults.
 
     :param ray_tpu_conn_id: the connection; its extra may name the ``backend``.
@@ -100,12 +101,35 @@ class RayTpuHook(BaseHook):
                 "name another connection in ray_tpu_conn_id"
             )
         options = {key: value for key, value in self.options.items() if key != "backend"}
+        if name == "tpu_vm":
+            from raytpu_ops.hooks.google_cloud import cloud_from, vms_found_again
+
+            cloud, rest = cloud_from(vms_found_again(options, self._place) | self._over, name)
+            return make_backend(name, cloud=cloud, **rest)
         if name != "gke":
             return make_backend(name, **options | self._over)
         from raytpu_ops.hooks.kubernetes import access_from, found_again, overlaid
 
-        access, rest = access_from(overlaid(found_again(options, self._place), self._over))
-        return make_backend(name, access=access, **rest)
+        told, over, pools = self._apart(found_again(options, self._place))
+        access, rest = access_from(overlaid(told, over))
+        return make_backend(name, access=access, **rest, **pools)
+
+    def _apart(self, options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
+        """Options that say who makes node pools at Google, apart from those that lead to the API server.
+
+        Where the server is a GKE cluster by its name, one account does both.
+
+        :return: the connection's options and the task's, for the server, and what the backend gets beside them.
+        """
+        from raytpu_ops.hooks.google_cloud import CLOUD_KEYS, cloud_from
+
+        both = {**options, **self._over}
+        if not both.get("node_pools"):
+            return options, self._over, {}
+        cloud, _ = cloud_from(both, "gke")
+        mine = {"google_endpoints"} if both.get("cluster_name") else CLOUD_KEYS
+        told, over = ({key: one[key] for key in one if key not in mine} for one in (options, self._over))
+        return told, over, {"cloud": cloud}
 
     def ray(self, lease: SliceLease | Mapping[str, Any]) -> BlockingRayClient:
         """A blocking client for the lease's Ray, for code of one's own in a ``@task``.

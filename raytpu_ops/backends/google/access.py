@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from raytpu_ops.backends.google.refusals import not_proven, one_line
@@ -55,35 +55,50 @@ class CloudAccess(Protocol):
         """
 
 
-class DefaultAccess:
-    """What this machine or this pod is to Google: Application Default Credentials.
+class HeldAccess:
+    """An access that fetches credentials once, keeps them, and renews their token. Subclasses say where from.
 
-    A key file in ``$GOOGLE_APPLICATION_CREDENTIALS``, what ``gcloud auth application-default login`` left, or
-    the metadata server's account (Workload Identity in a pod).
+    Fetching blocks, so each round is one thread's work.
 
-    :param project_id: the project; default the one of the credentials.
+    :param project_id: the project; default the one that comes with the credentials.
     :param endpoints: addresses that stand in for public ones, by the API's short name.
+    :param selectors: further options by which the same access is found again.
     """
 
-    def __init__(self, project_id: str | None = None, *, endpoints: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self, project_id: str | None = None, *, endpoints: Mapping[str, str] | None = None, **selectors: Any
+    ) -> None:
         self.endpoints: Mapping[str, str] = checked_endpoints(endpoints or {})
         self._asked_project = project_id
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._found: tuple[Credentials, str | None] | None = None
-        self.selectors: Mapping[str, str] = selectors_of(project_id=project_id, google_endpoints=self.endpoints)
+        self.selectors: Mapping[str, str] = selectors_of(
+            project_id=project_id, google_endpoints=self.endpoints, **selectors
+        )
 
     def __repr__(self) -> str:
-        return f"DefaultAccess({', '.join(f'{key}={value!r}' for key, value in self.selectors.items())})"
+        return f"{type(self).__name__}({', '.join(f'{key}={value!r}' for key, value in self.selectors.items())})"
+
+    def fetch(self) -> tuple[Credentials, str | None]:
+        """Credentials, and the project that they come with."""
+        raise NotImplementedError
+
+    def errors_as_ours(self) -> AbstractContextManager[None]:
+        """The door through which errors of :meth:`fetch` and of a refresh leave."""
+        raise NotImplementedError
+
+    @property
+    def who(self) -> str:
+        """Whose credentials these are, for messages."""
+        raise NotImplementedError
 
     async def project(self) -> str:
         """See :meth:`CloudAccess.project`."""
         if self._asked_project:
             return self._asked_project
-        _, project = await asyncio.to_thread(self._load)
+        _, project = await asyncio.to_thread(self._held)
         if not project:
-            raise Misconfigured(
-                "project_id is missing: neither the options nor Google's default credentials say it; set project_id"
-            )
+            raise Misconfigured(f"project_id is missing: neither the options nor {self.who} say it; set project_id")
         return project
 
     async def credentials(self, *, renew: bool = False) -> Credentials:
@@ -95,32 +110,58 @@ class DefaultAccess:
     def _fresh(self, renew: bool) -> Credentials:
         from google.auth.transport.requests import Request
 
-        credentials, _ = self._load()
         # Calls whose token ended at the same moment need one new token, not one each.
-        with self._lock, _errors_as_ours():
-            if renew or not credentials.valid:
-                credentials.refresh(Request())
+        with self._lock:
+            credentials, _ = self._held()
+            with self.errors_as_ours():
+                if renew or not credentials.valid:
+                    credentials.refresh(Request())
             return credentials
 
-    def _load(self) -> tuple[Credentials, str | None]:
-        import google.auth
-
-        with self._lock, _errors_as_ours():
+    def _held(self) -> tuple[Credentials, str | None]:
+        with self._lock:
             if self._found is None:
-                self._found = google.auth.default(scopes=[SCOPE])
+                with self.errors_as_ours():
+                    self._found = self.fetch()
             return self._found
 
 
-@contextmanager
-def _errors_as_ours() -> Iterator[None]:
-    from google.auth.exceptions import GoogleAuthError
+class DefaultAccess(HeldAccess):
+    """What this machine or this pod is to Google: Application Default Credentials.
 
-    try:
-        yield
-    except GoogleAuthError as error:
-        raise not_proven(error, "Google's default credentials") from error
-    except (ValueError, OSError) as error:  # a key file that is none, or can't be read
-        raise Misconfigured(f"Google's default credentials: {one_line(error)}") from error
+    A key file in ``$GOOGLE_APPLICATION_CREDENTIALS``, what ``gcloud auth application-default login`` left, or
+    the metadata server's account (Workload Identity in a pod).
+
+    :param project_id: the project; default the one of the credentials.
+    :param endpoints: addresses that stand in for public ones, by the API's short name.
+    """
+
+    who = "Google's default credentials"
+
+    def __init__(self, project_id: str | None = None, *, endpoints: Mapping[str, str] | None = None) -> None:
+        super().__init__(project_id, endpoints=endpoints)
+
+    def fetch(self) -> tuple[Credentials, str | None]:
+        """See :meth:`HeldAccess.fetch`."""
+        try:
+            import google.auth
+        except ImportError as error:
+            raise Misconfigured(f"{error}: pip install 'raytpu-ops[google]'") from error
+
+        found: tuple[Credentials, str | None] = google.auth.default(scopes=[SCOPE])
+        return found
+
+    @contextmanager
+    def errors_as_ours(self) -> Iterator[None]:
+        """See :meth:`HeldAccess.errors_as_ours`."""
+        from google.auth.exceptions import GoogleAuthError
+
+        try:
+            yield
+        except GoogleAuthError as error:
+            raise not_proven(error, self.who) from error
+        except (ValueError, OSError) as error:  # a key file that is none, or can't be read
+            raise Misconfigured(f"{self.who}: {one_line(error)}") from error
 
 
 def checked_endpoints(endpoints: Mapping[str, str]) -> dict[str, str]:

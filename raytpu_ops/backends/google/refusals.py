@@ -242,7 +242,7 @@ def not_proven(error: Any, who: str) -> RayTpuError:
 
     text = one_line(error)
     if isinstance(error, DefaultCredentialsError):
-        return Misconfigured(f"{who}: there are no credentials that work here: {text}")
+        return Misconfigured(f"{who}: no credentials that work here: {text}")
     transient = error.retryable or isinstance(error, TransportError) or isinstance(error.__cause__, TransportError)
     # Acting as somebody else is refused and fails to answer with one and the same error.
     acting = isinstance(error, RefreshError) and "impersonated" in text

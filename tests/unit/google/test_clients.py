@@ -197,7 +197,7 @@ class TestDefaultAccess:
 
     async def test_no_credentials_at_all(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
-        with pytest.raises(Misconfigured, match="there are no credentials that work here"):
+        with pytest.raises(Misconfigured, match="no credentials that work here"):
             await DefaultAccess().credentials()
         (tmp_path / "none.json").write_text("{]")
         with pytest.raises(Misconfigured, match="Google's default credentials"):

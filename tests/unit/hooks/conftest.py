@@ -13,6 +13,7 @@ from aiohttp import web
 
 from raytpu_ops.backends.gke.access import KubeAccess
 from tests.testbed.pki import Authority
+from tests.unit.hooks.fake_google import Tokens
 
 VERSION = {
     "major": "1",
@@ -77,6 +78,28 @@ async def server(tmp_path: Path) -> AsyncIterator[ApiServer]:
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=found.tls)
     await site.start()
     found.url = f"https://127.0.0.1:{runner.addresses[0][1]}"
+    yield found
+    await runner.cleanup()
+
+
+@pytest.fixture
+async def tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Tokens]:
+    """Everybody at Google who hands out tokens; this machine's own credentials are theirs too."""
+    from google.auth import iam
+    from google.auth.compute_engine import _metadata
+
+    found = Tokens()
+    runner = web.AppRunner(found.app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    address = f"127.0.0.1:{runner.addresses[0][1]}"
+    found.url = f"http://{address}"
+    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", "NO_GCE_CHECK"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
+    monkeypatch.setenv("GCE_METADATA_IP", address)
+    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", address)
+    monkeypatch.setattr(iam, "_IAM_ENDPOINT", f"{found.url}/as/{{}}")
     yield found
     await runner.cleanup()
 

@@ -39,7 +39,7 @@ class Tokens:
         app.router.add_get("/", self.metadata(""))
         app.router.add_get(f"{root}/project/project-id", self.metadata("tpu-project"))
         app.router.add_get(f"{root}/universe/universe-domain", self.metadata("googleapis.com"))
-        app.router.add_get(f"{account}/default/", self.metadata({"email": POD, "scopes": [], "aliases": ["default"]}))
+        app.router.add_get(f"{account}/{{email}}/", self.metadata({"email": POD, "scopes": [], "aliases": ["default"]}))
         app.router.add_get(f"{account}/{{email}}/token", self.from_metadata)
         app.router.add_post("/token", self.from_key)
         app.router.add_post("/as/{email}", self.as_another)

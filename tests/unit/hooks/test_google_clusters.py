@@ -5,12 +5,11 @@ from __future__ import annotations
 import base64
 import json
 import socket
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from aiohttp import web
 
 WHY = "needs the extra `google`: pip install 'raytpu-ops[google]', or make test-cluster"
 pytest.importorskip("airflow.providers.google.cloud.hooks.kubernetes_engine", reason=WHY)
@@ -50,27 +49,6 @@ def _stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
         return look_up(host, *args, **kwargs)
 
     monkeypatch.setattr(socket, "getaddrinfo", local)
-
-
-@pytest.fixture
-async def tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterator[Tokens]:
-    from google.auth import iam
-    from google.auth.compute_engine import _metadata
-
-    found = Tokens()
-    runner = web.AppRunner(found.app)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    address = f"127.0.0.1:{runner.addresses[0][1]}"
-    found.url = f"http://{address}"
-    for name in ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_PROJECT", "GCLOUD_PROJECT", "NO_GCE_CHECK"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
-    monkeypatch.setenv("GCE_METADATA_IP", address)
-    monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", address)
-    monkeypatch.setattr(iam, "_IAM_ENDPOINT", f"{found.url}/as/{{}}")
-    yield found
-    await runner.cleanup()
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def test_a_lease_leads_to_the_cluster_that_granted_it(connect: Connect) -> None:
     connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", namespace="ml", image="ray:1")
     granted = gke(RayTpuHook("tpus", options={"kubernetes_conn_id": "k8s", "namespace": "eval"}))
 
-    later = gke(RayTpuHook.for_lease(lease("tpus", **granted._place())))
+    later = gke(RayTpuHook.for_lease(lease("tpus", **granted._place(None))))
 
     assert later.access.selectors == {"kubernetes_conn_id": "k8s"}
     assert (later.settings.namespace, later.settings.image) == ("eval", "ray:1")

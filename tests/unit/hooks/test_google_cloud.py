@@ -1,0 +1,140 @@
+"""Options of a connection, a task and a lease say who acts at Google, for node pools and for TPU VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess, HeldAccess
+from raytpu_ops.hooks import google_cloud
+from raytpu_ops.hooks.google_cloud import cloud_from
+from raytpu_ops.hooks.ray_tpu import RayTpuHook
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+
+Connect = Callable[..., str]
+CLUSTER = "projects/p/locations/us-central2-b/clusters/tpus"
+
+
+@pytest.fixture(params=[True, False], ids=["with the provider", "without"])
+def provider(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """Whether the Google provider is installed; it is imported only when credentials are fetched."""
+    there: bool = request.param
+    monkeypatch.setattr(google_cloud, "find_spec", lambda name: object() if there else None)
+    return there
+
+
+def lease(conn_id: str | None, backend: str, place: dict[str, str]) -> SliceLease:
+    return SliceLease(
+        id="d-1",
+        owner=Owner(dag_id="d", run_id="r", task_id="t"),
+        backend=backend,
+        spec=SliceSpec.of("v4", "2x2x2"),
+        place=place,
+        ray=RayEndpoint(address="http://127.0.0.1:1"),
+        conn_id=conn_id,
+        granted_at=datetime.now(UTC),
+        expires_at=datetime.now(UTC) + timedelta(hours=1),
+    )
+
+
+def cloud(hook: RayTpuHook) -> CloudAccess:
+    backend: Any = hook.backend
+    found = backend.cloud if hook.backend.name == "tpu_vm" else backend._pools._cloud
+    assert isinstance(found, HeldAccess)
+    return found
+
+
+class TestOptions:
+    def test_empty_fields_say_nothing(self, provider: bool) -> None:
+        found, rest = cloud_from({"project_id": "", "gcp_conn_id": None, "zones": ["z"]}, "tpu_vm")
+        assert (found.selectors, rest) == ({}, {"zones": ["z"]})
+        assert isinstance(found, DefaultAccess) is not provider
+
+    def test_they_are_found_again_as_text(self, provider: bool) -> None:
+        asked = {"project_id": "p", "google_endpoints": {"tpu": "localhost:1", "compute": "localhost:2"}}
+        found, _ = cloud_from(asked, "tpu_vm")
+        assert found.selectors == {"project_id": "p", "google_endpoints": "compute=localhost:2,tpu=localhost:1"}
+        again, _ = cloud_from(found.selectors, "tpu_vm")
+        assert (again.selectors, again.endpoints) == (found.selectors, asked["google_endpoints"])
+
+    @pytest.mark.parametrize("option", [{"gcp_conn_id": "gcp"}, {"impersonation_chain": "a@x.iam"}])
+    def test_what_only_the_provider_has_says_how_to_get_it(
+        self, monkeypatch: pytest.MonkeyPatch, option: dict[str, str]
+    ) -> None:
+        monkeypatch.setattr(google_cloud, "find_spec", lambda name: None)
+        with pytest.raises(Misconfigured, match=r"needs the Google provider: pip install 'raytpu-ops\[google\]'"):
+            cloud_from(option, "tpu_vm")
+
+    @pytest.mark.parametrize(
+        ("option", "message"),
+        [
+            ({"google_endpoints": {"gke": "localhost:1"}}, "google_endpoints: there is no API 'gke'"),
+            ({"google_endpoints": "localhost:1"}, "google_endpoints: must be addresses by API"),
+            ({"project_id": 7}, "backend 'tpu_vm': project_id"),
+        ],
+    )
+    def test_what_is_wrong_is_named(self, option: dict[str, Any], message: str) -> None:
+        with pytest.raises(InvalidSpec, match=message):
+            cloud_from(option, "tpu_vm")
+
+
+class TestTpuVms:
+    def test_a_task_goes_over_the_connection(self, provider: bool, connect: Connect) -> None:
+        connect("tpus", "ray_tpu", backend="tpu_vm", project_id="p", zones="us-central2-b", root="")
+        hook = RayTpuHook("tpus", options={"project_id": "q", "zones": ["us-east5-b"]})
+        assert cloud(hook).selectors == {"project_id": "q"}
+        assert hook.backend.settings.zones == ["us-east5-b"]  # type: ignore[attr-defined]
+
+    def test_a_lease_leads_to_the_account_that_got_it(self, provider: bool, connect: Connect) -> None:
+        connect("tpus", "ray_tpu", backend="tpu_vm", project_id="p", zones="us-central2-b", google_endpoints="tpu=a:1")
+        place = {"zones": "us-east5-b,us-east5-c", "project_id": "q"}
+        hook = RayTpuHook.for_lease(lease("tpus", "tpu_vm", place))
+        assert cloud(hook).selectors == {"project_id": "q"}
+        assert hook.backend.settings.zones == ["us-east5-b", "us-east5-c"]  # type: ignore[attr-defined]
+
+
+class TestNodePools:
+    def test_without_them_google_is_not_asked(self, connect: Connect) -> None:
+        connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k")
+        backend: Any = RayTpuHook("tpus").backend
+        assert backend._pools is None
+
+    def test_a_kubeconfig_leads_to_the_server_and_an_account_to_the_pools(
+        self, provider: bool, connect: Connect
+    ) -> None:
+        connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", node_pools={"cluster": CLUSTER}, project_id="p")
+        hook = RayTpuHook("tpus", options={"google_endpoints": {"container": "localhost:1"}})
+        backend: Any = hook.backend
+        assert backend.access.selectors == {"kubeconfig": "/k"}
+        assert cloud(hook).selectors == {"project_id": "p", "google_endpoints": "container=localhost:1"}
+
+    def test_a_task_may_say_who_makes_the_pools_and_keeps_the_way_to_the_server(
+        self, provider: bool, connect: Connect
+    ) -> None:
+        connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k")
+        hook = RayTpuHook("tpus", options={"node_pools": {"cluster": CLUSTER}, "project_id": "q"})
+        backend: Any = hook.backend
+        assert backend.access.selectors == {"kubeconfig": "/k"}
+        assert cloud(hook).selectors == {"project_id": "q"}
+
+    def test_a_lease_leads_to_both_again(self, provider: bool, connect: Connect) -> None:
+        connect("tpus", "ray_tpu", backend="gke", kubernetes_conn_id="k8s", project_id="p")
+        place = {
+            "namespace": "ml",
+            "kubeconfig": "/k",
+            "node_pools": f'{{"cluster": "{CLUSTER}"}}',
+            "project_id": "q",
+            "google_endpoints": "container=localhost:1",
+            "zone": "us-central2-b",
+        }
+        hook = RayTpuHook.for_lease(lease("tpus", "gke", place))
+        backend: Any = hook.backend
+        assert backend.access.selectors == {"kubeconfig": "/k"}
+        assert backend.settings.namespace == "ml"
+        assert backend.settings.node_pools.cluster == CLUSTER
+        assert cloud(hook).selectors == {"project_id": "q", "google_endpoints": "container=localhost:1"}
