@@ -30,6 +30,9 @@ class Credentials(Protocol):
     async def tls(self) -> ssl.SSLContext | None:
         """The TLS context for ``https`` addresses; None for the machine's own trust."""
 
+    async def proxy(self) -> str | None:
+        """URL of the HTTP proxy that leads there; None for what the environment says."""
+
 
 class BearerToken:
     """A token that stays as it is.
@@ -53,6 +56,10 @@ class BearerToken:
 
     async def tls(self) -> ssl.SSLContext | None:
         """The machine's own trust."""
+        return None
+
+    async def proxy(self) -> str | None:
+        """None that we know of."""
         return None
 
 
@@ -85,6 +92,10 @@ class FetchedToken:
 
     async def tls(self) -> ssl.SSLContext | None:
         """The machine's own trust."""
+        return None
+
+    async def proxy(self) -> str | None:
+        """None that we know of."""
         return None
 
 

@@ -48,8 +48,10 @@ def serve_client(
     base = check_address(base_url)
     asking = _Asking()
     try:
-        tls = asking(credentials.tls()) if credentials is not None and base.startswith("https:") else None
-        return _ServeClient(base, credentials, asking, tls, timeout_s, patience_s)
+        tls, proxy = None, None
+        if credentials is not None and base.startswith("https:"):
+            tls, proxy = asking(credentials.tls()), asking(credentials.proxy())
+        return _ServeClient(base, credentials, asking, tls, proxy, timeout_s, patience_s)
     except BaseException:
         asking.close()
         raise
@@ -84,6 +86,7 @@ class _ServeClient(httpx.Client):
         credentials: Credentials | None,
         asking: _Asking,
         tls: ssl.SSLContext | None,
+        proxy: str | None,
         timeout_s: float,
         patience_s: float,
     ) -> None:
@@ -94,6 +97,7 @@ class _ServeClient(httpx.Client):
             base_url=base,
             auth=auth,
             timeout=httpx.Timeout(timeout_s, connect=min(10.0, timeout_s)),
+            proxy=proxy,
             trust_env=not is_loopback(base),
             # Without TLS on this machine: nothing to load, nothing to check.
             verify=tls or base.startswith("https:") or not is_loopback(base),

@@ -22,7 +22,6 @@ import asyncio
 import codecs
 import io
 import logging
-import ssl
 from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import aclosing
 from urllib.parse import urlsplit, urlunsplit
@@ -211,24 +210,24 @@ async def _opened(transport: Transport, url: str) -> ClientConnection:
     """The websocket; opened once more where the credentials were refused and there are new ones."""
     shown = await transport.headers()
     try:
-        return await _connection(transport, url, shown, await transport.tls())
+        return await _connection(transport, url, shown)
     except InvalidStatus as error:
         if error.response.status_code != 401 or (renewed := await transport.headers(renew=True)) == shown:
             raise
-    return await _connection(transport, url, renewed, await transport.tls())
+    return await _connection(transport, url, renewed)
 
 
-def _connection(transport: Transport, url: str, headers: Mapping[str, str], tls: ssl.SSLContext | None) -> _Connect:
-    return _Connect(
+async def _connection(transport: Transport, url: str, headers: Mapping[str, str]) -> ClientConnection:
+    return await _Connect(
         url,
         additional_headers=headers,
-        ssl=tls,
+        ssl=await transport.tls(),
         compression=None,
         ping_interval=None,
         max_size=None,  # one line is one message, however long
         open_timeout=transport.timeout_s,
         close_timeout=0.5,  # Ray's side does not answer a close either
-        proxy=None if transport.is_loopback else True,
+        proxy=await transport.proxy() or (None if transport.is_loopback else True),
         logger=_WIRE,
     )
 

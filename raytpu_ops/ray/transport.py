@@ -131,6 +131,13 @@ class Transport:
             self._tls = own or await asyncio.to_thread(httpx.create_ssl_context, trust_env=not self.is_loopback)
         return self._tls
 
+    async def proxy(self) -> str | None:
+        """URL of the HTTP proxy that the credentials know of; None for the environment's, if any.
+
+        :raises RayTpuError: the credentials cannot say.
+        """
+        return None if self._credentials is None else await self._credentials.proxy()
+
     async def http(self) -> httpx.AsyncClient:
         """The client, made when it is first asked for.
 
@@ -144,6 +151,7 @@ class Transport:
                     auth=RenewingAuth(self.headers),
                     timeout=httpx.Timeout(self.timeout_s, connect=min(10.0, self.timeout_s)),
                     transport=self._transport,
+                    proxy=await self.proxy(),
                     follow_redirects=False,  # a redirect would carry the token to somebody else
                     trust_env=not self.is_loopback,
                     # Without TLS on this machine: nothing to load, nothing to check.

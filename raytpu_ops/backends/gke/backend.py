@@ -28,7 +28,7 @@ from raytpu_ops.backends.gke.node_pools import own_nodes
 from raytpu_ops.backends.gke.objects import PodView
 from raytpu_ops.backends.gke.planning import planned
 from raytpu_ops.backends.gke.pool_leases import PoolLeases
-from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, through_proxy
+from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, server_of, through_proxy
 from raytpu_ops.backends.gke.record import OWNER, Record, as_lease, owned_by, read_record
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
@@ -142,7 +142,7 @@ class GkeBackend:
 
     async def _record(self, claim: Claim, plan: Plan) -> Record:
         """Of a lease that is granted now."""
-        server = (await self.access.configuration()).host or ""
+        server = server_of(await self.access.configuration(), self.settings)
         dashboard, serve = addresses(self.settings, claim.name, server)
         now = self._clock()
         return Record(

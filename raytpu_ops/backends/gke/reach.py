@@ -43,6 +43,37 @@ def addresses(settings: Settings, name: str, server: str) -> tuple[str, str]:
     )
 
 
+def server_of(configuration: Configuration, settings: Settings) -> str:
+    """URL of the API server; refused where Ray could not be reached through it, before anything is made.
+
+    :raises Misconfigured: the configuration asks for what is not possible on the way to Ray.
+    """
+    if settings.reach == "proxy" and not (settings.dashboard_url and settings.serve_url):
+        proxy_of(configuration)
+        if configuration.tls_server_name:
+            raise Misconfigured(
+                f"Kubernetes at {configuration.host}: its configuration has tls-server-name "
+                f"{configuration.tls_server_name!r}, which holds for Kubernetes alone and not for Ray behind it: put "
+                "that name into `server`, or say dashboard_url and serve_url"
+            )
+    return configuration.host or ""
+
+
+def proxy_of(configuration: Configuration) -> str | None:
+    """The HTTP proxy in front of the API server, by ``proxy-url`` of a kubeconfig.
+
+    :raises Misconfigured: it is of another kind.
+    """
+    proxy: str | None = configuration.proxy or None
+    if proxy and not proxy.startswith(("http://", "https://")):
+        kind = proxy.partition(":")[0]
+        raise Misconfigured(
+            f"Kubernetes at {configuration.host}: its proxy-url is of the kind {kind!r}: Ray is reached through one "
+            "that begins with http:// or https://"
+        )
+    return proxy
+
+
 def _filled(setting: str, url: str | None, name: str, settings: Settings) -> str | None:
     from raytpu_ops.ray.transport import check_address
 
@@ -95,6 +126,10 @@ class ProxyCredentials:
     async def tls(self) -> ssl.SSLContext | None:
         """The API server's certificate authority, and our certificate where the connection has one."""
         return tls_context(await self._access.configuration())
+
+    async def proxy(self) -> str | None:
+        """The one in front of the API server."""
+        return proxy_of(await self._access.configuration())
 
 
 def tls_context(configuration: Configuration) -> ssl.SSLContext:

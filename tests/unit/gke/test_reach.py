@@ -13,7 +13,7 @@ import pytest
 
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.access import KubeconfigAccess
-from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, through_proxy
+from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, server_of, through_proxy
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.ray.http import serve_client
 from raytpu_ops.tpu.capacity import OnDemand
@@ -100,6 +100,34 @@ async def test_urls_that_cannot_be_are_refused_before_anything_is_made(
 
     assert "hidden-word" not in str(refused.value)
     assert kube.calls == []
+
+
+# The kubeconfig's own ways
+
+
+async def test_a_proxy_in_front_of_the_api_server_leads_to_ray_too(access: KubeconfigAccess):
+    assert await ProxyCredentials(access).proxy() is None
+    (await access.configuration()).proxy = "http://bastion:8888"
+    assert await ProxyCredentials(access).proxy() == "http://bastion:8888"
+
+
+async def test_a_proxy_of_another_kind_is_refused_by_its_kind_alone(access: KubeconfigAccess):
+    configuration = await access.configuration()
+    configuration.proxy = "socks5://me:s3cret@bastion:1080"
+    with pytest.raises(Misconfigured, match="its proxy-url is of the kind 'socks5'") as refused:
+        server_of(configuration, Settings.of({}))
+    assert "s3cret" not in str(refused.value)
+    assert server_of(configuration, Settings.of({"reach": "service"})) == configuration.host
+
+
+async def test_a_name_for_tls_alone_is_refused_before_anything_is_made(
+    kube: FakeKube, access: KubeconfigAccess, make: Make
+):
+    (await access.configuration()).tls_server_name = "kubernetes.default"
+    with pytest.raises(Misconfigured, match="tls-server-name 'kubernetes.default', which holds for Kubernetes alone"):
+        await lease_of(make())
+    assert [call for call in kube.calls if not call.startswith("get")] == []
+    await lease_of(make(dashboard_url="https://ray.example.com", serve_url="https://serve.example.com"))
 
 
 # Headers

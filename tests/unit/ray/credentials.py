@@ -31,6 +31,8 @@ class Rotating:
         self.asked = 0
         self._ray, self._trusts = ray, trusts
         self.failures = failures or []
+        #: URL of a proxy that leads there.
+        self.way: str | None = None
 
     async def headers(self, *, renew: bool = False) -> Mapping[str, str]:
         self._fail()
@@ -44,6 +46,10 @@ class Rotating:
     async def tls(self) -> ssl.SSLContext | None:
         self._fail()
         return self._trusts
+
+    async def proxy(self) -> str | None:
+        self._fail()
+        return self.way
 
     def _fail(self) -> None:
         if self.failures:

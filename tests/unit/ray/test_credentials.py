@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import deque
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -16,6 +17,7 @@ from raytpu_ops.ray.transport import ATTEMPTS
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
 from tests.unit.ray.credentials import Rotating, tls_pair
 from tests.unit.ray.fake_ray import FakeJob, FakeRay, Tail, becomes, kubernetes_status, status
+from tests.unit.ray.tunnel import Tunnel
 
 PROXY = "/api/v1/namespaces/team-a/services/train-head-svc:dashboard/proxy"
 LINES = [f"line {number}" for number in range(100)]
@@ -136,6 +138,21 @@ async def test_https_on_this_machine_with_an_authority_of_its_own(pair):
         assert "".join([piece async for piece in logs.tail(client._transport, "a-1")]) == LOG
         assert await client.job_logs("a-1") == LOG
     assert {request.path.removesuffix("/api/version") for request in ray.seen[:1]} == {PROXY}
+
+
+async def test_requests_and_the_tail_of_a_log_go_through_the_proxy_that_the_credentials_know(pair):
+    server, trusted = pair
+    ours = Rotating("t", trusts=trusted)
+    async with (
+        Tunnel() as tunnel,
+        FakeRay(prefix=PROXY, tls=server, front={"t"}) as ray,
+        client_of(ray, ours) as client,
+    ):
+        ours.way = tunnel.url
+        ray.jobs["a-1"] = FakeJob(status="SUCCEEDED", log=LOG)
+        assert (await client.version()).ray_version == "2.60.0"
+        assert "".join([piece async for piece in logs.tail(client._transport, "a-1")]) == LOG
+        assert tunnel.targets == [urlsplit(ray.address).netloc] * 2
 
 
 async def test_a_server_that_the_machine_does_not_know_is_not_talked_to(pair):

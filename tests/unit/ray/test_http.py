@@ -16,6 +16,7 @@ from raytpu_ops.ray.http import serve_client
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
 from tests.unit.ray.credentials import Rotating, tls_pair
 from tests.unit.ray.fake_ray import Fault, kubernetes_status, status
+from tests.unit.ray.tunnel import Tunnel
 
 PROXY = "/api/v1/namespaces/team-a/services/train-head-svc:serve/proxy"
 Answer = TypeVar("Answer")
@@ -126,6 +127,16 @@ async def test_https_on_this_machine_with_an_authority_of_its_own(tmp_path):
         assert (await asked(address, Rotating("t", trusts=trusted))).is_success
         with pytest.raises(httpx.ConnectError, match="CERTIFICATE_VERIFY_FAILED"):
             await asked(address, Rotating("t"))
+    assert len(model.seen) == 1
+
+
+async def test_a_model_is_asked_through_the_proxy_that_the_credentials_know(tmp_path):
+    server, trusted = tls_pair(tmp_path)
+    ours = Rotating("t", trusts=trusted)
+    async with Tunnel() as tunnel, (model := Model("t")).served(tls=server, prefix=PROXY) as address:
+        ours.way = tunnel.url
+        assert (await asked(address, ours)).is_success
+        assert tunnel.targets == [httpx.URL(address).netloc.decode()]
     assert len(model.seen) == 1
 
 
