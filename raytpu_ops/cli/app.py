@@ -146,6 +146,61 @@ def shapes(
 
 
 @app.command()
+def plan(
+    generation: Annotated[str, typer.Argument(help="v4, v5e, v5p, v6e or 7x, or a pod type such as v6e-16.")],
+    topology: Annotated[str | None, typer.Option(help="Topology of each slice.", show_default=False)] = None,
+    num_slices: Annotated[int, typer.Option("--num-slices", min=1, help="How many slices, each whole.")] = 1,
+    machine_type: Annotated[
+        str | None, typer.Option("--machine-type", help="Where the topology leaves a choice.", show_default=False)
+    ] = None,
+    capacity: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="A rung: on_demand, spot, reservation=NAME, flex_start=24h, queued=2h; repeat it for a ladder.",
+            show_default="on_demand",
+        ),
+    ] = None,
+    backend: Backend = "gke",
+    conn_id: Annotated[
+        str | None, typer.Option("--conn-id", help="An Airflow connection that says the rest.", show_default=False)
+    ] = None,
+    project: Annotated[
+        str | None, typer.Option(help="Project at Google; default the credentials' own.", show_default=False)
+    ] = None,
+    cluster: Annotated[
+        str | None, typer.Option(help="gke: projects/…/locations/…/clusters/…", show_default=False)
+    ] = None,
+    zone: Annotated[list[str] | None, typer.Option(help="Where slices may be; repeatable.", show_default=False)] = None,
+    namespace: Namespace = None,
+    root: Root = None,
+    lease_hours: Annotated[float, typer.Option("--lease-hours", min=0.01, help="How long the lease lasts.")] = 24,
+    price: Annotated[
+        float | None, typer.Option("--price-per-chip-hour", help="What a chip costs for an hour.", show_default=False)
+    ] = None,
+    dag_id: Annotated[str, typer.Option("--dag-id", help="Whose names are shown.")] = "my_dag",
+    task_id: Annotated[str, typer.Option("--task-id", help="Whose names are shown.")] = "provision",
+    as_json: Json = False,
+) -> None:
+    """Say what a lease would be made of, what speaks against it and what it may cost. Nothing is made."""
+    from datetime import timedelta
+
+    from raytpu_ops.cli.backends import Where
+    from raytpu_ops.cli.plan import Google, show
+    from raytpu_ops.tpu.lease import Owner
+    from raytpu_ops.tpu.spec import SliceSpec
+
+    show(
+        SliceSpec.of(generation, topology, num_slices=num_slices, machine_type=machine_type),
+        capacity or [],
+        Where(backend, root, namespace=namespace),
+        Google(conn_id, project, cluster, zone or [], price),
+        lease_for=timedelta(hours=lease_hours),
+        owner=Owner(dag_id=dag_id, run_id="manual", task_id=task_id),
+        as_json=as_json,
+    )
+
+
+@app.command()
 def leases(
     backend: Backend = "local",
     root: Root = None,

@@ -10,10 +10,11 @@ import asyncio
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from raytpu_ops.backends.google.refusals import not_proven, one_line
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
 
 if TYPE_CHECKING:
     from google.auth.credentials import Credentials
@@ -162,6 +163,27 @@ class DefaultAccess(HeldAccess):
             raise not_proven(error, self.who) from error
         except (ValueError, OSError) as error:  # a key file that is none, or can't be read
             raise Misconfigured(f"{self.who}: {one_line(error)}") from error
+
+
+class NoAccess:
+    """Nobody: plans are made all the same, and say that Google was not asked.
+
+    :param why: what is missing.
+    """
+
+    selectors: Mapping[str, str] = MappingProxyType({})
+    endpoints: Mapping[str, str] = MappingProxyType({})
+
+    def __init__(self, why: str) -> None:
+        self._why = why
+
+    async def project(self) -> str:
+        """A word that stands for it."""
+        return "PROJECT"
+
+    async def credentials(self, *, renew: bool = False) -> Credentials:
+        """There are none."""
+        raise RemoteUnavailable(self._why)
 
 
 def checked_endpoints(endpoints: Mapping[str, str]) -> dict[str, str]:

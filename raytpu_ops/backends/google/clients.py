@@ -12,6 +12,7 @@ import asyncio
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
+from functools import cached_property
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
@@ -23,6 +24,7 @@ from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 
 if TYPE_CHECKING:
     import httpx
+    from google.auth.credentials import AnonymousCredentials
     from google.cloud.container_v1 import ClusterManagerAsyncClient
     from google.cloud.tpu_v2 import TpuAsyncClient
 
@@ -41,8 +43,6 @@ class GoogleApis:
     :param timeout_s: seconds until one call counts as unanswered.
     """
 
-    container: ClusterManagerAsyncClient
-    tpu: TpuAsyncClient
     #: The id of the project.
     project: str
 
@@ -50,6 +50,7 @@ class GoogleApis:
         self._access = access
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
+        self._opened: list[ClusterManagerAsyncClient | TpuAsyncClient] = []
 
     async def __aenter__(self) -> Self:
         # Imported in a thread: in an event loop that would hold up everything else for seconds.
@@ -58,32 +59,47 @@ class GoogleApis:
 
         self.project = await self._access.project()
         self._http = httpx.AsyncClient(timeout=self._timeout_s, verify=_trust())
-        self._open()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         try:
-            await self.container.transport.close()
-            await self.tpu.transport.close()
+            for client in self._opened:
+                await client.transport.close()
         finally:
             if self._http is not None:
                 await self._http.aclose()
 
-    def _open(self) -> None:
-        """Clients without credentials of their own: each call brings its token, so a new one needs no new client."""
-        from google.auth.credentials import AnonymousCredentials
+    @cached_property
+    def container(self) -> ClusterManagerAsyncClient:
+        """The client of GKE's API, opened when it is first used. Its calls go through :meth:`ask`."""
         from google.cloud.container_v1 import ClusterManagerAsyncClient
+
+        client = ClusterManagerAsyncClient(credentials=_nobody(), client_options=self._reached("container"))
+        self._opened.append(client)
+        return client
+
+    @cached_property
+    def tpu(self) -> TpuAsyncClient:
+        """The client of Cloud TPU's API, opened when it is first used. Its calls go through :meth:`ask`."""
         from google.cloud.tpu_v2 import TpuAsyncClient
 
-        nobody = AnonymousCredentials()
-        self.container = ClusterManagerAsyncClient(credentials=nobody, client_options=self._reached("container"))
-        self.tpu = TpuAsyncClient(credentials=nobody, client_options=self._reached("tpu"))
+        client = TpuAsyncClient(credentials=_nobody(), client_options=self._reached("tpu"))
+        self._opened.append(client)
+        return client
 
     def _reached(self, api: str) -> dict[str, str]:
         endpoint = self._access.endpoints.get(api)
         return {"api_endpoint": endpoint} if endpoint else {}
+
+    async def prove(self) -> None:
+        """See to it that there is a token.
+
+        :raises Misconfigured: there are no credentials that work here.
+        :raises RemoteUnavailable: whoever gives out tokens does not answer.
+        """
+        await self._access.credentials()
 
     async def ask(self, asked: str, method: Callable[..., Awaitable[T]], **fields: Any) -> T:
         """One call of one of the clients' methods.
@@ -196,6 +212,13 @@ class GoogleApis:
         headers: dict[str, str] = {}
         credentials.apply(headers)
         return [(name.lower(), value) for name, value in headers.items()]
+
+
+def _nobody() -> AnonymousCredentials:
+    """Clients have no credentials of their own: each call brings its token, so a new one needs no new client."""
+    from google.auth.credentials import AnonymousCredentials
+
+    return AnonymousCredentials()
 
 
 def _trust() -> ssl.SSLContext | bool:

@@ -16,7 +16,7 @@ from raytpu_ops.backends.google.price import cost_note
 from raytpu_ops.backends.google.refusals import is_absent, is_denied, is_nowhere
 from raytpu_ops.backends.google.roles import Role
 from raytpu_ops.tpu.capacity import AnyCapacity, Reservation
-from raytpu_ops.tpu.errors import Misconfigured, RayTpuError
+from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.spec import SliceSpec
 
 #: Generation -> the metric among a region's quotas that counts its chips, after the enum ``Quota.Metric`` of the
@@ -51,6 +51,11 @@ async def preflight(
     :return: notes, one line each.
     :raises Misconfigured: what is surely wrong, and what would be right.
     """
+    notes = [cost_note(spec, lease_for, price_per_chip_hour)]
+    try:
+        await apis.prove()
+    except RemoteUnavailable as error:
+        return [*notes, f"Google was not asked: {error}"]
     project = project or apis.project
     looks: list[Awaitable[list[str]]] = [_permissions(apis, project, role, [*role.needed, *permissions])]
     looks += [
@@ -62,7 +67,6 @@ async def preflight(
         looks.append(_quota(apis, project, spec, ladder, zones))
     else:
         looks.append(_offered(apis, project, spec, zones, runtime_version))
-    notes = [cost_note(spec, lease_for, price_per_chip_hour)]
     # All of them, even where one fails: a permission that is missing explains what the others say.
     for found in await asyncio.gather(*looks, return_exceptions=True):
         if isinstance(found, BaseException):

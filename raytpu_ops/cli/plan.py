@@ -1,0 +1,195 @@
+"""``raytpu plan``: what a lease would be made of, what Google says of it beforehand, and what it may cost.
+
+Nothing is made. Without credentials it says what could not be asked, and still refuses what can't work.
+Not here: the judgement; that is the backends' own ``plan``, the same as the provisioning task's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from raytpu_ops.backends.base import Backend, Plan, make_backend
+from raytpu_ops.cli.backends import Where, by_connection
+from raytpu_ops.tpu import naming
+from raytpu_ops.tpu.capacity import AnyCapacity, ladder
+from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
+from raytpu_ops.tpu.lease import Owner
+from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.tpu.words import shown
+
+if TYPE_CHECKING:
+    from raytpu_ops.backends.google.access import CloudAccess
+
+_DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd])\Z")
+_SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
+#: Kind of capacity -> the field that the part behind the "=" is for.
+_FIELDS = {"reservation": "name", "flex_start": "max_run_duration", "queued": "valid_for"}
+#: Stands for the cluster that nobody named; nobody is asked about it.
+_SOME_CLUSTER = "projects/PROJECT/locations/some-zone1-a/clusters/some-cluster"
+
+
+@dataclass(frozen=True)
+class Google:
+    """What the options say about the cloud.
+
+    :param conn_id: an Airflow connection that says it all.
+    :param project: its id; None for the credentials' own.
+    :param cluster: gke: path of the cluster.
+    :param zones: where slices may be.
+    :param price: of a chip for an hour.
+    """
+
+    conn_id: str | None = None
+    project: str | None = None
+    cluster: str | None = None
+    zones: Sequence[str] = field(default_factory=list)
+    price: float | None = None
+
+
+def show(
+    spec: SliceSpec,
+    capacity: Sequence[str],
+    where: Where,
+    google: Google,
+    *,
+    lease_for: timedelta,
+    owner: Owner,
+    as_json: bool,
+) -> None:
+    """Print the plan.
+
+    :param capacity: rungs, each a word or ``word=value``.
+    :param owner: whose names are shown.
+    :raises RayTpuError: it is refused; the message says why and what would be right.
+    """
+    rungs = ladder([rung(word) for word in capacity] or None)
+    plan = asyncio.run(_planned(spec, rungs, where, google, lease_for))
+    if as_json:
+        print(json.dumps({**plan.model_dump(mode="json"), "names": _names(plan, owner)}, indent=2))
+        return
+    _print(plan, _names(plan, owner))
+
+
+async def _planned(
+    spec: SliceSpec, rungs: Sequence[AnyCapacity], where: Where, google: Google, lease_for: timedelta
+) -> Plan:
+    backend = _by_connection(where, google) if google.conn_id else await _by_options(where, google)
+    return await backend.plan(spec, rungs, lease_for=lease_for)
+
+
+def _by_connection(where: Where, google: Google) -> Backend:
+    assert google.conn_id is not None, "called where one is named"
+    options: dict[str, str] = {}
+    if where.backend == "tpu_vm" and google.zones:
+        options["zones"] = ",".join(google.zones)
+    if where.backend == "gke" and (google.zones or google.cluster):
+        options["node_pools"] = json.dumps(_node_pools(google))
+    if google.project:
+        options["project_id"] = google.project
+    return by_connection(google.conn_id, where.backend, **options)
+
+
+async def _by_options(where: Where, google: Google) -> Backend:
+    if where.backend == "tpu_vm":
+        if not google.zones:
+            raise InvalidSpec("--zone: backend 'tpu_vm' needs to know where; repeat it for several zones")
+        options: dict[str, Any] = {"price_per_chip_hour": google.price} if google.price else {}
+        return make_backend("tpu_vm", cloud=await _account(google), zones=list(google.zones), **options)
+    if where.backend == "gke":
+        named = google.cluster is not None
+        cloud = await _account(google) if named else _nobody("no cluster is named: pass --cluster, and --zone with it")
+        options = {"namespace": where.namespace} if where.namespace else {}
+        return make_backend("gke", cloud=cloud, node_pools=_node_pools(google), **options)
+    return where.open()
+
+
+def _node_pools(google: Google) -> dict[str, Any]:
+    given = {
+        "cluster": google.cluster or _SOME_CLUSTER,
+        "zones": list(google.zones),
+        "price_per_chip_hour": google.price,
+    }
+    return {key: value for key, value in given.items() if value}
+
+
+async def _account(google: Google) -> CloudAccess:
+    """Who asks; nobody where this machine has no credentials."""
+    from raytpu_ops.backends.google.access import DefaultAccess
+
+    access = DefaultAccess(google.project)
+    try:
+        await access.credentials()
+        await access.project()
+    except RayTpuError as error:
+        return _nobody(str(error))
+    return access
+
+
+def _nobody(why: str) -> CloudAccess:
+    from raytpu_ops.backends.google.access import NoAccess
+
+    return NoAccess(why)
+
+
+def rung(word: str) -> dict[str, Any] | str:
+    """A rung as it is typed: ``spot``, ``reservation=NAME``, ``flex_start=24h``, ``queued=2h``.
+
+    :raises InvalidSpec: a part that is missing.
+    """
+    kind, equals, value = word.partition("=")
+    kind = kind.strip().lower().replace("-", "_")
+    if kind not in _FIELDS:
+        return word
+    if not equals or not value.strip():
+        raise InvalidSpec(
+            f"--capacity: {kind} needs a value, as in {kind}={'24h' if kind != 'reservation' else 'NAME'}"
+        )
+    given: Any = value.strip()
+    if kind != "reservation":
+        match = _DURATION.match(given)
+        if not match:
+            raise InvalidSpec(f"--capacity: {shown(given)} is no duration; write 90m, 24h or 7d")
+        given = float(match["number"]) * _SECONDS[match["unit"]]
+    return {"kind": kind, _FIELDS[kind]: given}
+
+
+def _names(plan: Plan, owner: Owner) -> list[str]:
+    """What things would be called, with the room that there is: names are never cut."""
+    lease = naming.lease_id(owner)
+    found = [f"lease {lease} ({len(lease)} of {naming.Kind.LEASE.limit} characters)"]
+    if plan.backend == "gke":
+        pool = naming.node_pool_name(owner, plan.spec.num_slices - 1)
+        found.append(f"last node pool {pool} ({len(pool)} of {naming.Kind.NODE_POOL.limit})")
+    return found
+
+
+def _print(plan: Plan, names: list[str]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    spec, shape = plan.spec, plan.spec.shape
+    table = Table(box=None, pad_edge=False, show_header=False)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    rows = [
+        ("slices", f"{spec.num_slices} x {shape}"),
+        ("hosts", f"{spec.hosts}, {shape.chips_per_host} chip{'s' if shape.chips_per_host > 1 else ''} on each"),
+        ("chips", str(spec.chips)),
+        ("capacity", ", then ".join(_said(one) for one in plan.ladder)),
+        ("backend", plan.backend),
+    ]
+    for what, lines in (("makes", plan.creates), ("names", names), ("notes", plan.notes)):
+        rows += [(what if number == 0 else "", line) for number, line in enumerate(lines)]
+    for row in rows:
+        table.add_row(*row)
+    Console(highlight=False, markup=False).print(table)
+
+
+def _said(one: AnyCapacity) -> str:
+    return f"{one.kind} {one.name}" if one.kind == "reservation" else one.kind

@@ -1,0 +1,157 @@
+"""``raytpu plan``: the same judgement as the provisioning task's, with or without a cloud to ask."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from raytpu_ops.cli import app as cli
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
+from tests.google_fake import GoogleFake
+from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
+
+RUNNER = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _nobody(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This machine has no credentials, whoever runs the test."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleFake]:
+    """Google, and Airflow connections ``pools`` and ``vms`` that lead there."""
+    with GoogleFake() as fake:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(fake.key_file(tmp_path)))
+        options = {
+            "pools": {"backend": "gke", "kubeconfig": "/k", "node_pools": {"cluster": CLUSTER, "zones": [ZONE]}},
+            "vms": {"backend": "tpu_vm", "zones": [ZONE], "price_per_chip_hour": {"v4": 3}},
+        }
+        for name, extra in options.items():
+            told = {**extra, "google_endpoints": fake.endpoints}
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps({"conn_type": "ray_tpu", "extra": told}))
+        yield fake
+
+
+def plan(*words: str) -> dict[str, Any]:
+    result = RUNNER.invoke(cli.app, ["plan", *words, "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    found: dict[str, Any] = json.loads(result.stdout)
+    return found
+
+
+def notes(*words: str) -> str:
+    return "\n".join(plan(*words)["notes"])
+
+
+class TestWithoutACloud:
+    def test_a_plan_says_what_would_be_made_and_what_was_not_asked(self) -> None:
+        found = plan("v6e", "--topology", "4x4", "--num-slices", "2", "--price-per-chip-hour", "2.7")
+        assert found["creates"] == [
+            "1 RayCluster in namespace default with rayproject/ray:2.60.0-py311",
+            "1 head pod",
+            "8 host pods: 2 x v6e 4x4 (ct6e-standard-4t), 4 chips on each host",
+            "2 GKE node pools, each of 4 ct6e-standard-4t nodes",
+        ]
+        assert found["notes"] == [
+            "32 chips for at most 24 h are 768 chip-hours, 2,073.60 at 2.7 each; less where the lease is released "
+            "earlier",
+            "Google was not asked: no cluster is named: pass --cluster, and --zone with it",
+        ]
+
+    def test_no_credentials_are_a_note(self) -> None:
+        found = notes("v6e", "--topology", "4x4", "--cluster", CLUSTER)
+        assert "Google was not asked: Google's default credentials: no credentials that work here" in found
+        found = notes("v6e", "--topology", "4x4", "--backend", "tpu_vm", "--zone", "us-east5-b")
+        assert "Google was not asked: Google's default credentials: no credentials that work here" in found
+
+    def test_names_are_shown_with_the_room_that_there_is(self) -> None:
+        words = ("v6e", "--topology", "4x4", "--num-slices", "3", "--dag-id", "a_very_long_dag_name_of_somebody")
+        lease, pool = plan(*words)["names"]
+        assert lease.startswith("lease a-very-long-")
+        assert lease.endswith("(40 of 40 characters)")
+        assert "-s2 (" in pool
+
+    def test_a_ladder_is_typed_rung_by_rung(self) -> None:
+        words = ["reservation=team-a", "flex-start=24h", "spot"]
+        options = [option for word in words for option in ("--capacity", word)]
+        rungs = plan("v6e", "--topology", "4x4", *options)["ladder"]
+        assert [one["kind"] for one in rungs] == ["reservation", "flex_start", "spot"]
+        assert rungs[0]["name"] == "team-a"
+        [queued] = plan(
+            "v4", "--topology", "2x2x1", "--backend", "tpu_vm", "--zone", "us-central2-b", "--capacity", "queued=90m"
+        )["ladder"]
+        assert queued["valid_for"] in (5400.0, "PT1H30M", "PT5400S")
+
+    def test_the_local_backend_asks_this_machine(self) -> None:
+        found = plan("v4", "--topology", "2x2x1", "--backend", "local")
+        assert "4 chips exist in name only: JAX runs on this machine's CPUs" in found["notes"]
+
+    def test_a_table_for_people(self) -> None:
+        result = RUNNER.invoke(cli.app, ["plan", "v5e", "--topology", "1x1"], env={"COLUMNS": "200"})
+        rows = dict(line.split(None, 1) for line in result.output.splitlines()[:5])
+        assert rows["slices"].strip() == "1 x v5e 1x1 (ct5lp-hightpu-1t)"
+        assert list(rows) == ["slices", "hosts", "chips", "capacity", "backend"]
+        assert "Google was not asked" in result.output
+
+    @pytest.mark.parametrize(
+        ("words", "message"),
+        [
+            (("v6e", "--topology", "9x9"), "topology: v6e has no '9x9'"),
+            (("v6e", "--topology", "2x4"), "machine_type: v6e 2x4 leaves a choice"),
+            (("v6e", "--topology", "4x4", "--capacity", "cheap"), "'cheap' is no kind of capacity"),
+            (("v6e", "--topology", "4x4", "--capacity", "reservation"), "needs a value, as in reservation=NAME"),
+            (("v6e", "--topology", "4x4", "--capacity", "flex_start=soon"), "'soon' is no duration; write 90m"),
+            (("v6e", "--topology", "4x4", "--capacity", "flex_start=8d"), "must be at most 7 days"),
+            (("v6e", "--topology", "4x4", "--capacity", "queued=2h"), "backend 'gke' has no queued capacity"),
+            (("v6e", "--topology", "4x4", "--backend", "tpu_vm"), "--zone: backend 'tpu_vm' needs to know where"),
+            (("7x", "--topology", "2x2x2", "--backend", "tpu_vm", "--zone", "us-east5-b"), "there is no 7x"),
+            (("v6e", "--topology", "4x4", "--cluster", "tpus"), "node_pools.cluster: must be 'projects/PROJECT/"),
+            (("v6e", "--topology", "4x4", "--backend", "aws"), "backend 'aws' does not exist"),
+        ],
+    )
+    def test_what_can_not_work_is_refused_in_one_line(self, words: tuple[str, ...], message: str) -> None:
+        with pytest.raises(InvalidSpec) as caught:
+            RUNNER.invoke(cli.app, ["plan", *words], catch_exceptions=False)
+        assert message in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+    def test_a_refusal_is_a_failed_exit(self) -> None:
+        code = "import sys; sys.argv = ['raytpu', 'plan', 'v6e', '--topology', '9x9']\n"
+        code += "from raytpu_ops.cli import main\nmain()\n"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert len(done.stderr.splitlines()) == 1
+
+
+class TestWithAConnection:
+    def test_google_is_asked_and_nothing_is_made(self, google: GoogleFake) -> None:
+        google.compute.add_reservation("team-a", "ct6e-standard-4t", 8, zone=ZONE, project=PROJECT, in_use=6)
+        found = notes("v6e", "--topology", "4x4", "--conn-id", "pools", "--capacity", "reservation=team-a")
+        assert f"reservation team-a in {ZONE} has 2 of 8 VMs free now, 4 are needed" in found
+        found = notes("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm")
+        assert "8 chips for at most 24 h are 192 chip-hours, 576.00 at 3 each" in found
+        assert {call.method for call in google.calls} == {
+            "reservations.get",
+            "testIamPermissions",
+            "GetAcceleratorType",
+            "GetRuntimeVersion",
+        }
+
+    def test_what_google_says_already_is_refused(self, google: GoogleFake) -> None:
+        google.deny("container.clusters.update")
+        with pytest.raises(Misconfigured, match=r"lacks container\.clusters\.update"):
+            RUNNER.invoke(cli.app, ["plan", "v6e", "--topology", "4x4", "--conn-id", "pools"], catch_exceptions=False)
+
+    def test_other_zones_go_over_the_connections(self, google: GoogleFake) -> None:
+        google.tpu.zones = {ZONE: frozenset({"v4-16"})}
+        with pytest.raises(Misconfigured, match="no accelerator type v4-16 in us-nowhere1-a"):
+            plan("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm", "--zone", "us-nowhere1-a")
