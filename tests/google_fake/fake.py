@@ -23,6 +23,7 @@ from tests.google_fake.rpc import RpcServer
 from tests.google_fake.tokens import Tokens, service_account
 from tests.google_fake.tpu import Tpu
 from tests.google_fake.trust import authority
+from tests.google_fake.vms import BootsVms
 
 if TYPE_CHECKING:
     from tests.testbed.client import Testbed
@@ -54,7 +55,7 @@ class GoogleFake:
         self._rpc: RpcServer | None = None
         self._rest: RestServer | None = None
         self._ticker: threading.Thread | None = None
-        self._bridges: list[BootsNodes] = []
+        self._bridges: list[BootsNodes | BootsVms] = []
         self._before: dict[str, str | None] = {}
 
     def __enter__(self) -> Self:
@@ -172,6 +173,15 @@ class GoogleFake:
             raise ValueError("real nodes take real time: give the fake a Clock(speed=…)")
         bridge = BootsNodes(self.container, self.container.clusters[cluster], testbed)
         self.container.watchers.append(bridge)
+        self._bridges.append(bridge)
+        return bridge
+
+    def boots_vms(self) -> BootsVms:
+        """TPU nodes are real processes from now on; the clock must run by itself."""
+        if not self.clock.speed:
+            raise ValueError("real machines take real time: give the fake a Clock(speed=…)")
+        bridge = BootsVms(self.tpu)
+        self.tpu.watchers.append(bridge)
         self._bridges.append(bridge)
         return bridge
 

@@ -50,6 +50,12 @@ class Tpu(Queue):
             "ListNodes": Rpc(v2.ListNodesRequest, v2.ListNodesResponse, _parent("tpu.nodes.list"), self._list_nodes),
             "DeleteNode": Rpc(v2.DeleteNodeRequest, lro, _named("tpu.nodes.delete"), self._delete_node),
             "UpdateNode": Rpc(v2.UpdateNodeRequest, lro, _ask_update, self._update_node),
+            "GetGuestAttributes": Rpc(
+                v2.GetGuestAttributesRequest,
+                v2.GetGuestAttributesResponse,
+                _named("tpu.nodes.get"),  # IAM has no permission of its own for them
+                self._guest,
+            ),
             "ListAcceleratorTypes": Rpc(
                 v2.ListAcceleratorTypesRequest,
                 v2.ListAcceleratorTypesResponse,
@@ -151,7 +157,8 @@ class Tpu(Queue):
                 del self.queued[request.name]
             finish(operation, empty_pb2.Empty())
 
-        self.clock.after(self.delays.delete, gone)
+        nodes = self._nodes_of(found)
+        self.clock.after(self.delays.delete, lambda: self._when_settled(nodes, gone))
         return operation
 
     def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
@@ -177,8 +184,27 @@ class Tpu(Queue):
                 del self.nodes[request.name]
             finish(operation, empty_pb2.Empty())
 
-        self.clock.after(self.delays.delete, gone)
+        self.clock.after(self.delays.delete, lambda: self._when_settled([node], gone))
         return operation
+
+    def _guest(self, request: tpu_v2.GetGuestAttributesRequest) -> tpu_v2.GetGuestAttributesResponse:
+        node = self._node(request.name)
+        hosts = self.shape_of(node).hosts
+        told = [self.told.get(request.name, {}).get(worker, {}) for worker in range(hosts)]
+        for watcher in self.watchers:
+            told = [{**one, **real} for one, real in zip(told, watcher.guest_attributes(node), strict=False)] or told
+        namespace, _, key = request.query_path.strip("/").partition("/")
+        answer = tpu_v2.GetGuestAttributesResponse()
+        for worker, found in enumerate(told):
+            if request.worker_ids and str(worker) not in request.worker_ids:
+                continue
+            items = [
+                {"namespace": path.partition("/")[0], "key": path.partition("/")[2], "value": value}
+                for path, value in found.items()
+                if namespace in ("", path.partition("/")[0]) and key in ("", path.partition("/")[2])
+            ]
+            answer.guest_attributes.append({"query_path": request.query_path, "query_value": {"items": items}})
+        return answer
 
     def _update_node(self, request: tpu_v2.UpdateNodeRequest) -> operations_pb2.Operation:
         node = self._node(request.node.name)
@@ -187,6 +213,7 @@ class Tpu(Queue):
                 raise refusals.invalid(f"Field {path} of a node cannot be updated.")
             setattr(node, path, getattr(request.node, path))
         tpu_rules.check_labels(node.labels, "node.labels")
+        self._tell("node_changed", node)
         operation = self._operation(request.node.name, "update")
         self.clock.after(self.delays.accept, lambda: finish(operation, tpu_v2.Node.pb(node)))
         return operation

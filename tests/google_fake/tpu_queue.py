@@ -66,8 +66,17 @@ class NodeWatcher(Protocol):
     def node_made(self, node: tpu_v2.Node, shape: tpu_rules.Shape) -> None:
         """A node is ready, and its machines boot; its network endpoints may be filled in."""
 
+    def node_changed(self, node: tpu_v2.Node) -> None:
+        """Its metadata is another."""
+
     def node_gone(self, node: tpu_v2.Node) -> None:
         """A node is deleted, stopped or taken back."""
+
+    def busy(self, node: tpu_v2.Node) -> bool:
+        """Whether machines of it are still coming or going; the state machine waits for them."""
+
+    def guest_attributes(self, node: tpu_v2.Node) -> list[dict[str, str]]:
+        """What each worker has told, `namespace/key` -> value."""
 
 
 class Queue:
@@ -89,6 +98,8 @@ class Queue:
         self.zones: dict[str, frozenset[str] | None] = {}
         #: Queued resources that were ever made, full names, in order.
         self.made: list[str] = []
+        #: Node -> worker -> guest attributes.
+        self.told: dict[str, dict[int, dict[str, str]]] = {}
         self._requests: dict[str, operations_pb2.Operation] = {}
         self._numbers = itertools.count(1)
 
@@ -128,6 +139,18 @@ class Queue:
             if health is not None:
                 found.health = health
             found.health_description = why
+
+    def say(self, node: str, path: str, value: str, worker: int = 0) -> None:
+        """A VM tells a guest attribute, where no real one does.
+
+        :param node: full name.
+        :param path: `namespace/key`.
+        """
+        self.told.setdefault(node, {}).setdefault(worker, {})[path] = value
+
+    def shape_of(self, node: tpu_v2.Node) -> tpu_rules.Shape:
+        """What a node that is there is made of."""
+        return tpu_rules.shape_of(tpu_v2.Node(accelerator_config=node.accelerator_config))
 
     # State machine
 
@@ -202,7 +225,19 @@ class Queue:
 
     def _activate(self, found: Queued) -> None:
         self._nodes_ready(found)
-        self._set(found, State.ACTIVE)
+
+        def active() -> None:
+            if self.queued.get(found.resource.name) is found and found.state == State.PROVISIONING:
+                self._set(found, State.ACTIVE)
+
+        self._when_settled(self._nodes_of(found), active)
+
+    def _when_settled(self, nodes: list[tpu_v2.Node], then: Callable[[], None]) -> None:
+        """Go on when real machines, if there are any, have come or gone."""
+        if any(watcher.busy(node) for watcher in self.watchers for node in nodes):
+            self.clock.after(1, lambda: self._when_settled(nodes, then))
+        else:
+            then()
 
     def _fail(self, found: Queued, error: status_pb2.Status) -> None:
         """F11: it stays, and holds quota, until somebody deletes it."""
@@ -248,7 +283,7 @@ class Queue:
 
     def _nodes_ready(self, found: Queued) -> None:
         for node in self._nodes_of(found):
-            shape = tpu_rules.shape_of(tpu_v2.Node(accelerator_config=node.accelerator_config))
+            shape = self.shape_of(node)
             number = next(self._numbers) % 250
             node.network_endpoints = [
                 {"ip_address": f"10.164.{number}.{worker % 250 + 2}", "port": 8470} for worker in range(shape.hosts)

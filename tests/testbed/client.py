@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from types import TracebackType
+from typing import IO, Any
 
 import psutil
 
@@ -28,6 +29,8 @@ from tests.testbed.levers import Levers, TestbedFailed
 __all__ = ["Testbed", "TestbedFailed"]
 
 _REPOSITORY = Path(__file__).parents[2]
+#: Process 1 of a testbed; other kinds of run have others.
+PROGRAM = "tests.testbed.inside"
 
 
 class Testbed(Levers):
@@ -82,30 +85,7 @@ class Testbed(Levers):
             nodes, control_plane, kueue, operator_gates, tuple(autoscale), autoscale_idle, node_grace, venv=sys.prefix
         )
         layout.options.write_text(options.to_json())
-        owner = os.getpid() if owner is None else owner
-        created = psutil.Process(owner).create_time() if owner else 0.0
-        reading, writing = os.pipe()
-        with lock, (layout.logs / "keeper.log").open("ab") as log:
-            keeper = subprocess.Popen(
-                [sys.executable, "-m", "tests.testbed.keeper", str(layout.root), str(owner), str(created),
-                 str(writing), str(lock.fileno())],
-                cwd=_REPOSITORY,
-                env=_environment(),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                pass_fds=[writing, lock.fileno()],
-                start_new_session=True,  # Ctrl-C is for the test; the keeper sees that its owner ends
-            )  # fmt: skip
-        os.close(writing)
-        try:
-            _await_handshake(reading, within)
-        except BaseException:
-            keeper.terminate()
-            keeper.wait(60)
-            raise
-        finally:
-            os.close(reading)
+        keeper = start_kept(layout, lock, owner=os.getpid() if owner is None else owner, within=within)
         testbed = cls(layout)
         testbed._keeper = keeper
         return testbed
@@ -113,7 +93,7 @@ class Testbed(Levers):
     @classmethod
     def running(cls) -> list[Testbed]:
         """Every run of this user that is ready, whoever started it."""
-        return [cls(one) for one in runs.all_runs() if one.state().get("ready") and _keeper_of(one) is not None]
+        return [cls(one) for one in runs.all_runs() if _is_testbed(one.state()) and _keeper_of(one) is not None]
 
     def down(self, timeout: float = 60) -> None:
         """End the run and all that belongs to it.
@@ -122,18 +102,7 @@ class Testbed(Levers):
         :raises TestbedFailed: when something is left.
         """
         self.close()
-        keeper = _keeper_of(self.layout)
-        if keeper is not None:
-            keeper.send_signal(signal.SIGTERM)
-        deadline = time.monotonic() + timeout
-        while self.layout.root.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
-        if self._keeper is not None:
-            code = self._keeper.wait(max(deadline - time.monotonic(), 1))
-            if code != 0:
-                raise TestbedFailed(f"the keeper of {self.layout.root} ended with {code}")
-        if self.layout.root.exists():
-            raise TestbedFailed(f"{self.layout.root} is left after {timeout:.0f} s")
+        end_kept(self.layout, self._keeper, timeout)
 
     def __enter__(self) -> Testbed:
         return self
@@ -147,6 +116,71 @@ class Testbed(Levers):
     def server(self) -> str:
         """URL of the API server, on this machine's loopback."""
         return f"https://127.0.0.1:{self.layout.state()['port']}"
+
+
+def start_kept(
+    layout: Layout, lock: IO[str], *, owner: int, within: float, program: str = PROGRAM
+) -> subprocess.Popen[bytes]:
+    """Start a run and its keeper, and return when it is ready.
+
+    :param layout: the run's folder.
+    :param lock: of the folder; the keeper has it from now on.
+    :param owner: pid of the process that the run ends with; 0 for none.
+    :param within: seconds.
+    :param program: module that is the run's process 1.
+    :return: the keeper.
+    :raises TestbedFailed: when it does not come up.
+    """
+    created = psutil.Process(owner).create_time() if owner else 0.0
+    reading, writing = os.pipe()
+    with lock, (layout.logs / "keeper.log").open("ab") as log:
+        keeper = subprocess.Popen(
+            [sys.executable, "-m", "tests.testbed.keeper", str(layout.root), str(owner), str(created),
+             str(writing), str(lock.fileno()), program],
+            cwd=_REPOSITORY,
+            env=_environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            pass_fds=[writing, lock.fileno()],
+            start_new_session=True,  # Ctrl-C is for the test; the keeper sees that its owner ends
+        )  # fmt: skip
+    os.close(writing)
+    try:
+        _await_handshake(reading, within)
+    except BaseException:
+        keeper.terminate()
+        keeper.wait(60)
+        raise
+    finally:
+        os.close(reading)
+    return keeper
+
+
+def end_kept(layout: Layout, child: subprocess.Popen[bytes] | None, timeout: float) -> None:
+    """End a run and all that belongs to it.
+
+    :param layout: the run's folder.
+    :param child: its keeper, where this process started it.
+    :param timeout: seconds.
+    :raises TestbedFailed: when something is left.
+    """
+    keeper = _keeper_of(layout)
+    if keeper is not None:
+        keeper.send_signal(signal.SIGTERM)
+    deadline = time.monotonic() + timeout
+    while layout.root.exists() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    if child is not None:
+        code = child.wait(max(deadline - time.monotonic(), 1))
+        if code != 0:
+            raise TestbedFailed(f"the keeper of {layout.root} ended with {code}")
+    if layout.root.exists():
+        raise TestbedFailed(f"{layout.root} is left after {timeout:.0f} s")
+
+
+def _is_testbed(state: dict[str, Any]) -> bool:
+    return bool(state.get("ready")) and state.get("program") == PROGRAM
 
 
 def _environment() -> dict[str, str]:

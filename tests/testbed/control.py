@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 from aiohttp import web
@@ -17,8 +17,6 @@ from tests.testbed.images import ImageFault
 from tests.testbed.inside import Cluster
 from tests.testbed.nodes import Pool
 from tests.testbed.proxy import Fault
-
-Order = Callable[..., Awaitable[Any]]
 
 
 class Orders:
@@ -121,12 +119,12 @@ class Orders:
         return found
 
 
-async def serve(cluster: Cluster) -> web.AppRunner:
+async def serve(orders: object, socket: Path) -> web.AppRunner:
     """Take orders from now on.
 
-    :param cluster: whom they are for.
+    :param orders: every public method of it is one.
+    :param socket: where they come in.
     """
-    orders = Orders(cluster)
 
     async def take(request: web.Request) -> web.Response:
         name = request.match_info["order"]
@@ -142,5 +140,5 @@ async def serve(cluster: Cluster) -> web.AppRunner:
     app.router.add_post("/{order}", take)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
-    await web.UnixSite(runner, str(cluster.layout.control)).start()
+    await web.UnixSite(runner, str(socket)).start()
     return runner

@@ -351,14 +351,14 @@ class Cluster:
 
 
 async def _main(layout: Layout, listener: socket.socket) -> None:
-    from tests.testbed.control import serve  # the orders need this module
+    from tests.testbed.control import Orders, serve  # the orders need this module
 
     loop = asyncio.get_running_loop()
     ending = asyncio.Event()
     loop.add_signal_handler(signal.SIGTERM, ending.set)
     cluster = Cluster(layout, Options.from_json(layout.options.read_text()), listener)
     await cluster.up()
-    runner = await serve(cluster)
+    runner = await serve(Orders(cluster), layout.control)
     layout.write_state(ready=True)
     await ending.wait()
     await runner.cleanup()

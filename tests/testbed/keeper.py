@@ -1,6 +1,6 @@
 """One process for each run, outside of it: starts it, ends it, and clears what outlives processes.
 
-    python -m tests.testbed.keeper RUN OWNER_PID OWNER_CREATED HANDSHAKE_FD LOCK_FD
+    python -m tests.testbed.keeper RUN OWNER_PID OWNER_CREATED HANDSHAKE_FD LOCK_FD PROGRAM
 
 It ends the run when it is told to (SIGTERM), when the run ends by itself, and when the process that
 wanted the run is gone, however that ended: it holds a pidfd of it. If the keeper itself is killed,
@@ -42,11 +42,12 @@ def listen() -> socket.socket:
     raise RuntimeError("no free port on 127.0.0.1 between 20000 and 32000")
 
 
-def start_inside(layout: Layout, listener: socket.socket) -> subprocess.Popen[bytes]:
+def start_inside(layout: Layout, listener: socket.socket, program: str) -> subprocess.Popen[bytes]:
     """The run, in namespaces of its own.
 
     :param layout: the run.
     :param listener: handed on to it.
+    :param program: module that is its process 1.
     """
     with (layout.logs / "inside.log").open("ab") as log:
         return subprocess.Popen(
@@ -54,7 +55,7 @@ def start_inside(layout: Layout, listener: socket.socket) -> subprocess.Popen[by
                 # When this process dies, so does unshare, and with it process 1 and all below it.
                 *("setpriv", "--pdeathsig", "KILL"),
                 *("unshare", "--mount", "--net", "--pid", "--fork", "--mount-proc", "--kill-child=KILL"),
-                *(sys.executable, "-m", "tests.testbed.inside", str(layout.root), str(listener.fileno())),
+                *(sys.executable, "-m", program, str(layout.root), str(listener.fileno())),
             ],
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -152,6 +153,7 @@ def _keep_logs(layout: Layout) -> None:
 def main() -> None:
     layout = Layout(Path(sys.argv[1]))
     owner_pid, created, handshake = int(sys.argv[2]), float(sys.argv[3]), int(sys.argv[4])
+    program = sys.argv[6]
     signal.signal(signal.SIGPIPE, signal.SIG_IGN)
     os.set_inheritable(handshake, False)
     with os.fdopen(int(sys.argv[5]), "w") as lock:  # held by whoever made the folder, and from now on by us
@@ -163,8 +165,8 @@ def main() -> None:
             with listen() as listener:
                 port = listener.getsockname()[1]
                 me = psutil.Process()
-                layout.write_state(keeper=me.pid, created=me.create_time(), owner=owner_pid, port=port)
-                inside = start_inside(layout, listener)
+                layout.write_state(keeper=me.pid, created=me.create_time(), owner=owner_pid, port=port, program=program)
+                inside = start_inside(layout, listener, program)
             watch(layout, inside, owner, handshake)
         finally:
             if inside is not None:
