@@ -29,7 +29,6 @@ GKE = Role(
     (
         "container.clusters.get",
         "container.clusters.update",
-        "container.operations.get",
         "container.operations.list",
     ),
     ("compute.regions.get", "compute.reservations.get"),
@@ -39,7 +38,6 @@ WORKLOAD_POLICY = (
     "compute.resourcePolicies.create",
     "compute.resourcePolicies.delete",
     "compute.resourcePolicies.get",
-    "compute.resourcePolicies.use",
 )
 TPU_VM = Role(
     "deploy/google/role-tpu-vm.yaml",
@@ -48,7 +46,6 @@ TPU_VM = Role(
         "tpu.nodes.delete",
         "tpu.nodes.get",
         "tpu.nodes.list",
-        "tpu.operations.get",
     ),
     ("compute.reservations.get", "tpu.acceleratortypes.get", "tpu.runtimeversions.get"),
 )
