@@ -154,6 +154,7 @@ def test_preemption_and_deletion_end_everything_on_the_machines(
     first, second = addresses(tpu, FIRST)[0], addresses(tpu, SECOND)[0]
     for address in (first, second):
         wait_until(lambda address=address: answers(address), 60, f"{address} does not serve")
+    google.tpu.delays.suspend = 24 * 3600  # until then the other slice goes on
     google.tpu.preempt(FIRST)
     wait_until(lambda: not answers(first), 30, "a machine outlives its preemption")
     assert answers(second)
