@@ -39,7 +39,7 @@ def _zone(value: str) -> str:
 
 
 def _pool(value: str) -> str:
-    return check_name(value, Kind.NODE_POOL)
+    return check_name(value, Kind.NODE_POOL, "node_pools.reuse")
 
 
 def _words(value: object) -> object:

@@ -7,7 +7,7 @@ import os
 from collections.abc import AsyncIterator, Callable
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,6 +19,9 @@ from raytpu_ops.tpu.capacity import OnDemand
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from tests.unit.gke.fake_kube import NAMESPACE, FakeKube, Serving, kubeconfig
 from tests.unit.gke.seen import SPEC, START
+
+if TYPE_CHECKING:
+    from tests.unit.gke.pool_world import World
 
 ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
 
@@ -102,3 +105,16 @@ async def lease(kube: FakeKube, backend: GkeBackend, plan: Plan) -> SliceLease:
 async def api(access: KubeconfigAccess) -> AsyncIterator[KubeApi]:
     async with KubeApi(access, NAMESPACE, timeout_s=20) as opened:
         yield opened
+
+
+@pytest.fixture
+async def world(_no_authorities: None, kube: FakeKube, access: KubeconfigAccess) -> AsyncIterator[World]:
+    """A Kubernetes and a Google that share one clock; there, everybody has the rights of our role and no others."""
+    from raytpu_ops.backends.google.roles import GKE
+    from tests.google_fake import GoogleFake
+    from tests.google_fake.roles import Watch
+    from tests.unit.gke.pool_world import World
+
+    with GoogleFake() as google:
+        Watch(google, GKE)
+        yield World(kube, google, access)

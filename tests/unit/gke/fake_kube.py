@@ -38,6 +38,7 @@ WORKLOADS = {version: kmock.resource("kueue.x-k8s.io", version, "workloads") for
 _GRACE_S = 10
 RAY_TOKEN = "of-ray-7f3a"
 _FOREGROUND = "foregroundDeletion"
+_CHANGED = "the object has been modified; please apply your changes to the latest version and try again"
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class FakeKube(kmock.KubernetesEmulator):
         #: Where Ray's dashboard really is; None while nothing answers behind the service.
         self.ray: str | None = None
         self.address = ""
-        self._uids = itertools.count(1)
+        self._uids, self._versions = itertools.count(1), itertools.count(1)
         self._faults: list[tuple[str, deque[Fault] | Fault]] = []
         self._over = asyncio.Event()
 
@@ -146,6 +147,7 @@ class FakeKube(kmock.KubernetesEmulator):
         metadata.setdefault("creationTimestamp", _text(self.clock()))
         metadata.setdefault("generation", 1)
         metadata.setdefault("namespace", NAMESPACE)
+        metadata["resourceVersion"] = str(next(self._versions))
         self.objects[kind, NAMESPACE, metadata["name"]] = made
         return made
 
@@ -247,13 +249,15 @@ class FakeKube(kmock.KubernetesEmulator):
             return await self._proxied(request)
         if kind is None or kind not in self.kinds:
             return await self._fail(request, NO_SUCH_PATH)
-        if request.method.value == "PATCH":
+        if request.method.value == "PATCH" and request.headers["Content-Type"] == "application/apply-patch+yaml":
             return self._apply(request, kind)
         if name is not None and name not in self.all(kind):
             message = f'{_named(kind)} "{name}" not found'
             return _status(404, message, "NotFound", name=name, kind=kind.plural)
         if request.subresource == "log":
             return await self._log(request)
+        if request.method.value == "PATCH":
+            return self._merge(request, kind, name or "")
         if request.method.value == "DELETE":
             return self._delete(request, kind, name or "")
         return await super()._handle(request)
@@ -269,7 +273,6 @@ class FakeKube(kmock.KubernetesEmulator):
         return {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": found}
 
     def _apply(self, request: kmock.Request, kind: kmock.resource) -> web.StreamResponse:
-        assert request.headers["Content-Type"] == "application/apply-patch+yaml"
         assert request.params["fieldManager"]
         if request.namespace not in self.namespaces:
             message = f'namespaces "{request.namespace}" not found'
@@ -281,6 +284,21 @@ class FakeKube(kmock.KubernetesEmulator):
         if request.params.get("dryRun") != "All":
             self.store(kind, made)
         return web.json_response(made, status=200 if there else 201)
+
+    def _merge(self, request: kmock.Request, kind: kmock.resource, name: str) -> web.StreamResponse:
+        """A JSON merge patch, which names the object as it was seen."""
+        assert request.headers["Content-Type"] == "application/merge-patch+json"
+        made, change = copy.deepcopy(self.all(kind)[name]), request.data
+        metadata = made["metadata"]
+        for key in ("uid", "resourceVersion"):
+            if change["metadata"].pop(key) != metadata[key]:
+                message = _CHANGED if key == "resourceVersion" else f"Precondition failed: UID in precondition: {key}"
+                message = f'Operation cannot be fulfilled on {_named(kind)} "{name}": {message}'
+                return _status(409, message, "Conflict", name=name, kind=kind.plural)
+        metadata.setdefault("annotations", {}).update(change["metadata"]["annotations"])
+        made["spec"] |= change["spec"]
+        metadata["generation"] += 1
+        return web.json_response(self.store(kind, made))
 
     def _delete(self, request: kmock.Request, kind: kmock.resource, name: str) -> web.StreamResponse:
         there = self.all(kind)[name]
