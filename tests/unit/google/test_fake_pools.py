@@ -10,6 +10,7 @@ from google.cloud import container_v1
 
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
+from tests.google_fake.pool_life import Cluster
 from tests.unit.google.requests_to_google import PARENT, POOL, flex, pool, single
 
 Gke = container_v1.ClusterManagerClient
@@ -230,3 +231,51 @@ def test_a_cluster_that_is_missing_is_not_found(google: GoogleFake, gke: Gke, me
     }
     with pytest.raises(exceptions.NotFound):
         getattr(gke, method)(**arguments[method])
+
+
+def test_nodes_that_come_and_go_hold_up_their_operation(google: GoogleFake, gke: Gke) -> None:
+    nodes = _Nodes()
+    google.container.watchers.append(nodes)
+    gke.create_node_pool(parent=CLUSTER, node_pool=pool())
+    google.advance(300)
+    assert (nodes.there, gke.get_node_pool(name=POOL).status) == ({"pool-s0": 4}, Status.PROVISIONING)
+    nodes.slow = False
+    google.advance(1)
+    assert gke.get_node_pool(name=POOL).status == Status.RUNNING
+
+    nodes.slow = True
+    gke.delete_node_pool(name=POOL)
+    google.advance(300)
+    assert (nodes.there, gke.get_node_pool(name=POOL).status) == ({}, Status.STOPPING)
+    nodes.slow = False
+    google.advance(1)
+    assert google.node_pools() == {}
+
+
+def test_capacity_that_runs_for_a_while_is_taken_back_when_that_is_over(google: GoogleFake, gke: Gke) -> None:
+    nodes = _Nodes()
+    nodes.slow = False
+    google.container.watchers.append(nodes)
+    ends(google, gke, flex({"max_run_duration": "3600s"}))
+    google.container.scale_up(POOL, 4)
+    google.advance(100)
+    assert nodes.there == {"pool-s0": 4}
+    google.advance(3600)
+    assert nodes.there == {}
+
+
+class _Nodes:
+    """What boots nodes, slowly."""
+
+    def __init__(self) -> None:
+        self.there: dict[str, int] = {}
+        self.slow = True
+
+    def grown(self, cluster: Cluster, asked: container_v1.NodePool) -> None:
+        self.there[asked.name] = cluster.sizes[asked.name]
+
+    def shrunk(self, cluster: Cluster, asked: container_v1.NodePool) -> None:
+        self.there.pop(asked.name, None)
+
+    def busy(self, cluster: Cluster, asked: container_v1.NodePool) -> bool:
+        return self.slow

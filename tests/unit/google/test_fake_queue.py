@@ -172,3 +172,58 @@ def test_a_request_that_makes_no_sense_is_refused(tpu: Tpu, resource: tpu_v2.Que
 def test_names_have_rules(tpu: Tpu, name: str) -> None:
     with pytest.raises(exceptions.InvalidArgument, match="queued_resource_id"):
         create(tpu, queued(), queued_resource_id=name)
+
+
+def test_what_a_vm_tells_is_a_guest_attribute_of_its_node(google: GoogleFake, tpu: Tpu) -> None:
+    google.tpu.put(QUEUED, queued())
+    google.tpu.say(NODE, "raytpu/state", "ready", worker=1)
+    google.tpu.say(NODE, "other/key", "x", worker=1)
+
+    def told(**more: Any) -> list[list[str]]:
+        answer = tpu.get_guest_attributes(request={"name": NODE, "query_path": "raytpu/state", **more})
+        return [[one.value for one in worker.query_value.items] for worker in answer.guest_attributes]
+
+    assert told() == [[], ["ready"]]
+    assert told(worker_ids=["1"]) == [["ready"]]
+
+
+def test_machines_that_come_and_go_hold_up_what_is_said_of_them(google: GoogleFake, tpu: Tpu) -> None:
+    machines = _Machines()
+    google.tpu.watchers.append(machines)
+    create(tpu, queued())
+    google.advance(300)
+    assert (machines.there, state(tpu)) == ({NODE}, State.PROVISIONING)
+    machines.slow = False
+    google.advance(1)
+    assert state(tpu) == State.ACTIVE
+
+    machines.slow = True
+    tpu.delete_queued_resource(request={"name": QUEUED, "force": True})
+    google.advance(300)
+    assert (machines.there, state(tpu)) == (set(), State.DELETING)
+    machines.slow = False
+    google.advance(1)
+    assert google.queued_resources() == {}
+
+
+class _Machines:
+    """What boots machines, slowly."""
+
+    def __init__(self) -> None:
+        self.there: set[str] = set()
+        self.slow = True
+
+    def node_made(self, node: tpu_v2.Node, shape: object) -> None:
+        self.there.add(node.name)
+
+    def node_changed(self, node: tpu_v2.Node) -> None:
+        pass
+
+    def node_gone(self, node: tpu_v2.Node) -> None:
+        self.there.discard(node.name)
+
+    def busy(self, node: tpu_v2.Node) -> bool:
+        return self.slow
+
+    def guest_attributes(self, node: tpu_v2.Node) -> list[dict[str, str]]:
+        return []
