@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from raytpu_ops.backends.base import Plan
+from raytpu_ops.backends.google.roles import TPU_VM
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines
@@ -18,6 +19,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import ZONE
+from tests.google_fake.roles import Watch
 
 ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
 OTHER = "europe-west4-b"
@@ -29,7 +31,9 @@ Make = Callable[..., TpuVmBackend]
 
 @pytest.fixture
 def google() -> Iterator[GoogleFake]:
+    """Everybody has the rights of our role and no others."""
     with GoogleFake() as fake:
+        Watch(fake, TPU_VM)
         yield fake
 
 
