@@ -24,8 +24,8 @@ _FIELDS = {
     "backend": _text(
         "Backend",
         "Who grants the slices: 'local' lets this machine play the TPU hosts, 'gke' is KubeRay on GKE or on any "
-        "other Kubernetes with TPU nodes.",
-        enum=["local", "gke"],
+        "other Kubernetes with TPU nodes, 'tpu_vm' are Cloud TPU VMs.",
+        enum=["local", "gke", "tpu_vm"],
         default="local",
     ),
     "root": _text(
@@ -43,10 +43,16 @@ _FIELDS = {
         "a kubeconfig names, or that Airflow itself runs in.",
     ),
     "location": _text("Location (gke)", "The GKE cluster's region or zone."),
-    "project_id": _text("Project (gke)", "The GKE cluster's project; empty for the Google connection's."),
-    "gcp_conn_id": _text("Google connection (gke)", "Who asks; empty for 'google_cloud_default'."),
+    "node_pools": _text(
+        "Node pools (gke)",
+        'JSON such as {"zones": ["us-east5-b"]}: make a node pool for each slice and delete it on release. Empty for '
+        "nodes that exist or that an autoscaler brings.",
+    ),
+    "zones": _text("Zones (tpu_vm)", "Where slices may be, separated by commas, in the order in which they are tried."),
+    "project_id": _text("Project (gke, tpu_vm)", "The project at Google; empty for the Google connection's."),
+    "gcp_conn_id": _text("Google connection (gke, tpu_vm)", "Who asks; empty for 'google_cloud_default'."),
     "impersonation_chain": _text(
-        "Act as (gke)", "Service accounts to act as, separated by commas; the last one is shown to the cluster."
+        "Act as (gke, tpu_vm)", "Service accounts to act as, separated by commas; the last one is shown to Google."
     ),
     "use_internal_ip": _box("Private address (gke)", "Talk to the control plane's private address."),
     "use_dns_endpoint": _box("DNS endpoint (gke)", "Talk to the control plane's DNS name."),

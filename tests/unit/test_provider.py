@@ -10,6 +10,9 @@ import jsonschema
 import pytest
 
 from raytpu_ops.backends.base import backend_names
+from raytpu_ops.backends.gke.settings import Settings as Gke
+from raytpu_ops.backends.tpu_vm.settings import Settings as TpuVm
+from raytpu_ops.hooks.google_cloud import CLOUD_KEYS
 from raytpu_ops.hooks.kubernetes import ACCESS_KEYS
 from raytpu_ops.provider import get_provider_info
 
@@ -48,7 +51,10 @@ def test_connection_form_offers_every_backend_and_no_field_that_means_nothing(ma
     widgets = manager.connection_form_widgets
     assert widgets["extra__ray_tpu__backend"].field["schema"]["enum"] == backend_names()
     assert "extra__ray_tpu__root" in widgets
-    assert {f"extra__ray_tpu__{key}" for key in ACCESS_KEYS} <= widgets.keys()
+    known = ACCESS_KEYS | CLOUD_KEYS | Gke.model_fields.keys() | TpuVm.model_fields.keys() | {"backend", "root"}
+    fields = {key.removeprefix("extra__ray_tpu__") for key in widgets if key.startswith("extra__ray_tpu__")}
+    assert ACCESS_KEYS <= fields <= known
+    assert {"zones", "node_pools"} <= fields
     assert manager.field_behaviours["ray_tpu"]["hidden_fields"] == ["host", "port", "login", "password", "schema"]
 
 
