@@ -51,6 +51,13 @@ Context = Annotated[
     str | None, typer.Option("--context", help="gke: of the kubeconfig; default its own.", show_default=False)
 ]
 Namespace = Annotated[str | None, typer.Option("--namespace", help="gke: of the RayClusters.", show_default="default")]
+ConnId = Annotated[
+    str | None, typer.Option("--conn-id", help="An Airflow connection that says the rest.", show_default=False)
+]
+Project = Annotated[
+    str | None, typer.Option("--project", help="At Google; default the credentials' own.", show_default=False)
+]
+Zones = Annotated[list[str] | None, typer.Option("--zone", help="Where slices may be; repeatable.", show_default=False)]
 
 
 def _print_version(wanted: bool) -> None:
@@ -161,16 +168,12 @@ def plan(
         ),
     ] = None,
     backend: Backend = "gke",
-    conn_id: Annotated[
-        str | None, typer.Option("--conn-id", help="An Airflow connection that says the rest.", show_default=False)
-    ] = None,
-    project: Annotated[
-        str | None, typer.Option(help="Project at Google; default the credentials' own.", show_default=False)
-    ] = None,
+    conn_id: ConnId = None,
+    project: Project = None,
     cluster: Annotated[
         str | None, typer.Option(help="gke: projects/…/locations/…/clusters/…", show_default=False)
     ] = None,
-    zone: Annotated[list[str] | None, typer.Option(help="Where slices may be; repeatable.", show_default=False)] = None,
+    zone: Zones = None,
     namespace: Namespace = None,
     root: Root = None,
     lease_hours: Annotated[float, typer.Option("--lease-hours", min=0.01, help="How long the lease lasts.")] = 24,
@@ -207,6 +210,9 @@ def leases(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
+    conn_id: ConnId = None,
+    project: Project = None,
+    zone: Zones = None,
     as_json: Json = False,
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what is missing, too.")] = False,
 ) -> None:
@@ -214,7 +220,11 @@ def leases(
     from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import show
 
-    show(Where(backend, root, kubeconfig, context, namespace), as_json=as_json, verbose=verbose)
+    show(
+        Where(backend, root, kubeconfig, context, namespace, conn_id, project, zone or ()),
+        as_json=as_json,
+        verbose=verbose,
+    )
 
 
 @app.command()
@@ -225,12 +235,15 @@ def release(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
+    conn_id: ConnId = None,
+    project: Project = None,
+    zone: Zones = None,
 ) -> None:
     """Give a lease back."""
     from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import release as give_back
 
-    sys.exit(give_back(lease, Where(backend, root, kubeconfig, context, namespace)))
+    sys.exit(give_back(lease, Where(backend, root, kubeconfig, context, namespace, conn_id, project, zone or ())))
 
 
 @app.command()
@@ -240,13 +253,20 @@ def reap(
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
+    conn_id: ConnId = None,
+    project: Project = None,
+    zone: Zones = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Release nothing, say what would be.")] = False,
 ) -> None:
     """Give back every lease that has expired."""
     from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import reap as reap_expired
 
-    sys.exit(reap_expired(Where(backend, root, kubeconfig, context, namespace), dry_run=dry_run))
+    sys.exit(
+        reap_expired(
+            Where(backend, root, kubeconfig, context, namespace, conn_id, project, zone or ()), dry_run=dry_run
+        )
+    )
 
 
 @fault_app.command("no-capacity")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +23,9 @@ class Where:
     :param kubeconfig: gke: the file; None for ``$KUBECONFIG`` or ``~/.kube/config``.
     :param context: gke: of the kubeconfig; None for its current one.
     :param namespace: gke: of the RayClusters; None for ``default``.
+    :param conn_id: an Airflow connection that says the rest; None for the options alone.
+    :param project: tpu_vm: its id; None for the credentials' own.
+    :param zones: tpu_vm: where slices may be.
     """
 
     backend: str
@@ -29,12 +33,24 @@ class Where:
     kubeconfig: str | None = None
     context: str | None = None
     namespace: str | None = None
+    conn_id: str | None = None
+    project: str | None = None
+    zones: Sequence[str] = ()
 
     def open(self) -> Backend:
         """The backend.
 
         :raises InvalidSpec: for a name that is none, or options that are not for this one.
         """
+        if self.conn_id:
+            over = {"namespace": self.namespace, "project_id": self.project, "zones": ",".join(self.zones)}
+            return by_connection(self.conn_id, self.backend, **{key: value for key, value in over.items() if value})
+        if self.backend == "tpu_vm":
+            from raytpu_ops.backends.google.access import DefaultAccess
+
+            if not self.zones:
+                raise InvalidSpec("--zone: backend 'tpu_vm' needs to know where; repeat it for several zones")
+            return make_backend("tpu_vm", cloud=DefaultAccess(self.project), zones=list(self.zones))
         if self.backend == "gke":
             from raytpu_ops.backends.gke.access import KubeconfigAccess
 

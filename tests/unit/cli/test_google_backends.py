@@ -1,0 +1,61 @@
+"""``raytpu leases``, ``release`` and ``reap`` where slices come from Google: by options, or by an Airflow connection."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from raytpu_ops.backends.base import make_backend
+from raytpu_ops.cli import app as cli
+from raytpu_ops.cli.backends import Where
+from raytpu_ops.tpu.capacity import OnDemand
+from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake import GoogleFake
+from tests.google_fake.access import FakeAccess
+from tests.google_fake.fake import ZONE
+
+
+@pytest.fixture
+def google(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[GoogleFake]:
+    """Google, and an Airflow connection ``vms`` that leads there."""
+    with GoogleFake() as fake:
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(fake.key_file(tmp_path)))
+        extra = {"backend": "tpu_vm", "zones": [ZONE], "google_endpoints": fake.endpoints}
+        monkeypatch.setenv("AIRFLOW_CONN_VMS", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+        yield fake
+
+
+def granted(google: GoogleFake) -> SliceLease:
+    async def acquire() -> SliceLease:
+        backend = make_backend(
+            "tpu_vm", cloud=FakeAccess(google), zones=[ZONE], clock=google.clock.now, sleep=google.clock.sleep
+        )
+        plan = await backend.plan(SliceSpec.of("v4", "2x2x1"), [OnDemand()], lease_for=timedelta(hours=1))
+        return await backend.acquire(plan, Owner(dag_id="d", run_id="r", task_id="t"))
+
+    return asyncio.run(acquire())
+
+
+def test_a_lease_is_listed_by_the_connection_that_granted_it(google: GoogleFake) -> None:
+    lease = granted(google)
+    result = CliRunner().invoke(
+        cli.app, ["leases", "--backend", "tpu_vm", "--conn-id", "vms", "--json"], catch_exceptions=False
+    )
+    assert result.exit_code == 0, result.output
+    [row] = json.loads(result.stdout)
+    assert row["id"] == lease.id
+
+
+def test_options_alone_must_say_where() -> None:
+    with pytest.raises(InvalidSpec, match="--zone: backend 'tpu_vm' needs to know where"):
+        Where("tpu_vm").open()
+    backend = Where("tpu_vm", zones=["us-central2-b"], project="p").open()
+    assert backend.cloud.selectors == {"project_id": "p"}  # type: ignore[attr-defined]
