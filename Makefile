@@ -47,7 +47,7 @@ testbed: $(STAMP)  ## build the Kubernetes that test-cluster starts; half an hou
 
 # Another cluster that RAYTPU_TEST_KUBECONFIG names needs nothing built.
 test-cluster: $(GOOGLE) $(if $(RAYTPU_TEST_KUBECONFIG),,testbed)  ## a whole Kubernetes with KubeRay and TPU nodes, and Google's clients
-	@$(BIN)/python -m pytest tests/cluster tests/unit/hooks/test_google_clusters.py $(ARGS)
+	@$(BIN)/python -m pytest tests/cluster tests/unit/hooks/test_google_clusters.py tests/unit/hooks/test_google_accounts.py $(ARGS)
 
 lint: $(STAMP)  ## style, format, types, and which layer may import which
 	@$(BIN)/ruff check .

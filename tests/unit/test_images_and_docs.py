@@ -10,9 +10,13 @@ import pytest
 import yaml
 
 from raytpu_ops.backends.gke.manifest import ray_cluster
+from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.backends.tpu_vm.settings import Settings as TpuVm
+from raytpu_ops.hooks.google_cloud import CLOUD_KEYS
 from raytpu_ops.hooks.kubernetes import ACCESS_KEYS, access_from
-from raytpu_ops.tpu.capacity import OnDemand
+from raytpu_ops.operators.retries import tpu_retry_policy
+from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -75,6 +79,25 @@ def test_each_option_of_the_gke_backend_is_documented_with_its_default(option: s
 @pytest.mark.parametrize("option", sorted(ACCESS_KEYS))
 def test_each_way_to_a_cluster_is_documented(option: str):
     assert f"`{option}`" in (ROOT / "docs" / "gke.md").read_text()
+
+
+#: Options of docs/google.md, by the heading that they stand below.
+GOOGLE = {"Who acts": CLOUD_KEYS, "Node pools": NodePools.model_fields, "TPU VMs": TpuVm.model_fields}
+
+
+@pytest.mark.parametrize("heading", GOOGLE)
+def test_options_of_google_are_documented_each_once_and_nothing_else(heading: str):
+    section = (ROOT / "docs" / "google.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
+    assert sorted(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == sorted(GOOGLE[heading])
+
+
+def test_each_rung_and_each_class_of_failure_of_google_is_documented():
+    text = (ROOT / "docs" / "google.md").read_text()
+    for rung in (OnDemand, Spot, Reservation, FlexStart, Queued):
+        assert re.search(rf"^\| `{rung.__name__}\(", text, re.MULTILINE), rung
+    for kind, budget in tpu_retry_policy().budgets.items():
+        [row] = re.findall(rf"^\| `{kind}` \| (\w+)", text, re.MULTILINE)[-1:]
+        assert row == (str(budget.retries) if budget.retries else "none")
 
 
 def test_nothing_is_documented_that_is_no_option():

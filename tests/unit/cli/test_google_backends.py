@@ -1,4 +1,4 @@
-"""``raytpu leases``, ``release`` and ``reap`` where slices come from Google: by options, or by an Airflow connection."""
+"""``raytpu leases`` and its siblings where slices come from Google: by options, or by an Airflow connection."""
 
 from __future__ import annotations
 
