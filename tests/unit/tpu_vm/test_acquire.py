@@ -17,6 +17,7 @@ from raytpu_ops.tpu.naming import lease_id
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
+from tests.google_fake.gate import Call
 from tests.google_fake.refusals import Code, Refusal
 from tests.unit.tpu_vm.conftest import ME, OTHER, SPEC, Make, planned, until
 
@@ -102,6 +103,18 @@ async def test_a_create_whose_answer_is_lost_is_adopted(google: GoogleFake, back
     google.faults.lost("CreateQueuedResource")
     await backend.acquire(planned(), ME)
     assert google.tpu.made == [full()]
+
+
+async def test_one_that_google_does_not_show_yet_is_not_made_twice(google: GoogleFake, backend: TpuVmBackend):
+    """F03: what was made a moment ago may be there to those who make and not to those who look."""
+
+    def just_made(call: Call) -> bool:
+        return bool(google.queued_resources())
+
+    google.faults.inject("GetQueuedResource", "NOT_FOUND", 2, when=just_made)
+    await backend.acquire(planned(), ME)
+    assert google.tpu.made == [full()]
+    assert [call.status for call in google.asked("CreateQueuedResource")] == ["OK", "ALREADY_EXISTS", "ALREADY_EXISTS"]
 
 
 async def test_what_somebody_else_has_under_our_name_is_left_alone(google: GoogleFake, backend: TpuVmBackend):
@@ -281,8 +294,10 @@ async def test_one_that_is_taken_back_before_it_is_whole_is_the_next_steps_turn(
     assert lease.created["queued resource"] == [f"{OTHER}/{NAME}"]
 
 
-async def test_one_that_somebody_deletes_meanwhile_is_not_made_again(google: GoogleFake, make: Make):
-    google.tpu.delays.queue = float("inf")
+@pytest.mark.parametrize("goes_in_s", [0, 45])
+async def test_one_that_somebody_deletes_meanwhile_is_not_made_again(google: GoogleFake, make: Make, goes_in_s: float):
+    """Seen on its way out, or not seen any more at all."""
+    google.tpu.delays.queue, google.tpu.delays.delete = float("inf"), goes_in_s
     task = asyncio.create_task(make().acquire(planned(Queued(timedelta(days=30)), queued=timedelta(days=20)), ME))
     await until(google.queued_resources)
     other = make()
