@@ -176,11 +176,14 @@ class GoogleFake:
         self._bridges.append(bridge)
         return bridge
 
-    def boots_vms(self) -> BootsVms:
-        """TPU nodes are real processes from now on; the clock must run by itself."""
+    def boots_vms(self, *, shared: Iterable[Path] = ()) -> BootsVms:
+        """TPU nodes are real processes from now on; the clock must run by itself.
+
+        :param shared: folders of this machine that every VM sees and writes to, as if they were a bucket.
+        """
         if not self.clock.speed:
             raise ValueError("real machines take real time: give the fake a Clock(speed=…)")
-        bridge = BootsVms(self.tpu)
+        bridge = BootsVms(self.tpu, shared)
         self.tpu.watchers.append(bridge)
         self._bridges.append(bridge)
         return bridge

@@ -10,7 +10,7 @@ import json
 import threading
 import traceback
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,10 +27,12 @@ class BootsVms:
     """The VMs of all nodes.
 
     :param queue: of the fake.
+    :param shared: folders of this machine that every VM sees and writes to, as if they were a bucket.
     """
 
-    def __init__(self, queue: Queue) -> None:
+    def __init__(self, queue: Queue, shared: Iterable[Path] = ()) -> None:
         self._queue = queue
+        self._shared = [str(path) for path in shared]
         self._zone = Zone.up()
         self._workers: dict[str, list[str]] = {}
         self._addresses: dict[str, str] = {}
@@ -139,7 +141,7 @@ class BootsVms:
             "gateway": self._zone.gateway,
             "name": name,
             "chips": shape.chips // shape.hosts,
-            "seen": self._zone.seen,
+            "seen": [*self._zone.seen, *self._shared],
         }
         self._zone.order("boot", name=name, spec=spec, metadata=self._metadata(node, name, worker))
 

@@ -158,10 +158,14 @@ start() {
         "${RAY_ARGUMENTS[@]}" --block --log-color=false
 }
 
+last_lines() {  # of the log, without our own words about it
+    grep --invert-match '^raytpu: ended' "$LOG" | tail --lines=4 | tr '\n' ' ' | cut --characters=1-600
+}
+
 while true; do
     (set -e -o pipefail; start)  # no `||` behind it: bash would go on after an error inside
     status=$?
-    tell "ended with $status and is tried again; its last lines: $(tail --lines=4 "$LOG" | tr '\n' ' ')"
-    sleep 10
+    sleep 10  # what it said has reached the log by then, too
+    tell "ended with $status and is tried again; its last lines: $(last_lines)"
 done
 """

@@ -25,7 +25,8 @@ from tests.google_fake.gate import Call
 from tests.google_fake.tpu_queue import Delays
 from tests.unit.tpu_vm.conftest import ME, ZONES, planned
 
-SEQUENCES = 40
+#: Here; `tests/cluster/test_tpu_vm_lives.py` goes through five hundred.
+SEQUENCES = 60
 LADDERS = ([Spot()], [Reservation("a"), Spot()], [Queued(timedelta(hours=1)), OnDemand()])
 #: Errors that pass, errors that don't, and answers that are lost after the deed.
 TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
@@ -142,7 +143,12 @@ def _watched(google: GoogleFake) -> list[str]:
     return twice
 
 
-async def _live(google: GoogleFake, seed: int) -> None:
+async def live(google: GoogleFake, seed: int) -> None:
+    """One sequence, which ends with nothing left.
+
+    :param google: with nothing in it.
+    :param seed: all there is to it.
+    """
     google.tpu.delays = Delays(accept=1, wait=1, queue=15, provision=25, delete=10, suspend=10)
     life = Life(google, seed)
     twice = _watched(google)
@@ -161,4 +167,4 @@ async def _live(google: GoogleFake, seed: int) -> None:
 async def test_random_lives_leave_nothing_and_never_have_two(google: GoogleFake) -> None:
     seeds = [int(os.environ["RAYTPU_SEED"])] if "RAYTPU_SEED" in os.environ else range(SEQUENCES)
     for seed in seeds:
-        await _live(google, seed)
+        await live(google, seed)
