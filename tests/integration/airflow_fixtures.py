@@ -23,6 +23,9 @@ def airflow_instance() -> Iterator[AirflowInstance]:
     instance = AirflowInstance(
         SESSION_DIR / "home",
         [HERE / "dags", REPOSITORY / "dags"],
+        plugins_folder=HERE / "plugins",
+        # The triggerer knows the played backend too, which is no plugin but lies among them.
+        settings={"core": {"lazy_load_plugins": "False"}},
         env={"RAYTPU_LOCAL_ROOT": str(LOCAL_ROOT)},
         local_root=LOCAL_ROOT,
         temporary=[SESSION_DIR],

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, Param, task
-from played_backend import NAME  # type: ignore[import-not-found] # Airflow has this folder on its path
+from played_backend import NAME  # type: ignore[import-not-found] # Airflow has the plugins on its path
 
-from raytpu_ops import ReapTpuSlicesOperator, tpu_slices
+from raytpu_ops import ProvisionTpuSlicesOperator, ReapTpuSlicesOperator, tpu_slices
 
 PARAMS = {
     "folder": Param("", type="string"),
@@ -19,12 +19,14 @@ PARAMS = {
     "wait": Param("", type="string"),
     "skip": Param(False, type="boolean"),
 }
-SLICES: dict[str, Any] = {
-    "topology": "2x2x1",
+FROM_PARAMS: dict[str, Any] = {
     "backend": NAME,
     "backend_options": {"folder": "{{ params.folder }}", "refuse": "{{ params.refuse }}"},
+}
+SLICES: dict[str, Any] = {
+    "topology": "2x2x1",
+    **FROM_PARAMS,
     "deadlines": {"labelled": timedelta(minutes=10), "releasing": timedelta(seconds=3)},
-    # The triggerer has never read this file, and knows no played backend.
     "deferrable": False,
     "retries": 0,
 }
@@ -66,6 +68,10 @@ with (
     tpu_slices("v4", **SLICES) as lease,
 ):
     step.override(task_id="first")("first")
+
+with DAG("provision_alone", schedule=None, params=PARAMS):
+    # Nothing releases here but the provisioning task itself.
+    ProvisionTpuSlicesOperator(task_id="provision", generation="v4", topology="2x2x1", retries=0, **FROM_PARAMS)
 
 with DAG("outcome_reap", schedule=None, params=PARAMS):
     ReapTpuSlicesOperator(task_id="reap", backend=NAME, backend_options={"folder": "{{ params.folder }}"}, retries=0)

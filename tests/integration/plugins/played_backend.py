@@ -1,10 +1,12 @@
 """A backend that grants leases on nothing, within a moment: for what Airflow makes of a scope, not for Ray.
 
-Its options: ``folder``, where a file for each lease lies; ``refuse``, a phase that fails for good.
+Its options: ``folder``, where a file for each lease lies; ``refuse``, a phase that fails for good, or ``slow``:
+then capacity is granted, like a cloud's, in the triggerer, once the file ``gate`` is in the folder.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from collections.abc import Sequence
@@ -18,6 +20,7 @@ from raytpu_ops.tpu.errors import CapacityUnavailable, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import Readiness, SliceReport
 from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.waits import Done, Pending, Wait, wait_async
 
 NAME = "played"
 
@@ -26,12 +29,12 @@ class PlayedBackend:
     """See the module's docstring."""
 
     name = NAME
-    acquires_in_task = True
     ships_runtime = False
 
     def __init__(self, folder: str = "", refuse: str = "") -> None:
         self.folder = folder
         self.refuse = refuse
+        self.acquires_in_task = refuse != "slow"
 
     async def plan(self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta) -> Plan:
         """Nothing to check."""
@@ -42,7 +45,9 @@ class PlayedBackend:
         if self.refuse == "provision":
             raise CapacityUnavailable("nothing to be had")
         now = datetime.now(UTC)
-        lease = SliceLease(
+        if there := await self.find(owner):
+            say(f"adopting {there.id}")
+        lease = there or SliceLease(
             id=f"played-{owner.digest}",
             owner=owner,
             backend=self.name,
@@ -55,7 +60,14 @@ class PlayedBackend:
         self._file(lease).write_text(lease.model_dump_json())
         if self.refuse == "half way":
             os.kill(os.getpid(), signal.SIGKILL)
-        return lease
+        return await self._granted(lease, say) if self.refuse == "slow" else lease
+
+    async def _granted(self, lease: SliceLease, say: Say) -> SliceLease:
+        def judge(opened: bool) -> Pending | Done[SliceLease]:
+            return Done(lease) if opened else Pending(f"{lease.id} waits for capacity")
+
+        decider = Wait(lease.id, judge, deadline=None, poll_s=0.1, on_progress=say)
+        return await wait_async(lambda: asyncio.to_thread(Path(self.folder, "gate").exists), decider)
 
     async def find(self, owner: Owner) -> SliceLease | None:
         """The lease of that owner, of its file."""
