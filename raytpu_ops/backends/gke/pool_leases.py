@@ -185,6 +185,8 @@ class PoolLeases:
     async def _rolled_back(self, claim: Claim, plan: Plan, google: PoolsApi, say: Say) -> str:
         """Give everything back and see it gone; a teardown never follows a failed setup.
 
+        The RayCluster goes last: until then the next try, or the reaper, finds the rest by it.
+
         :return: what is left and who takes it, in words (F32).
         """
         names = [naming.node_pool_name(claim.owner, index) for index in range(plan.spec.num_slices)]
@@ -193,8 +195,9 @@ class PoolLeases:
 
         async def look() -> Pending | Done[list[str]]:
             giving = GivingBack(claim.owner, claim.name, claim.namespace, self._clock)
-            await giving.tried(self.kubernetes(giving))
             await giving.google(google, names, policy, zones)
+            if not giving.left:
+                await giving.tried(self.kubernetes(giving))
             if giving.is_stuck or not giving.left:
                 return Done(giving.left)
             return Pending("; ".join(giving.left))

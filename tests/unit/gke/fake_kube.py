@@ -130,6 +130,12 @@ class FakeKube(kmock.KubernetesEmulator):
         """How many calls began like this."""
         return sum(one.startswith(call) for one in self.calls)
 
+    def empty(self) -> None:
+        """As if nothing had ever been asked or made; kmock looks through all former requests at each new one."""
+        self.objects.clear()
+        self.calls.clear()
+        self._requests.clear()
+
     def stop(self) -> None:
         """Requests that hang are let go."""
         self._over.set()

@@ -408,7 +408,7 @@ async def test_create_allowed_and_looking_denied_leaves_what_is_named(world: Wor
     said = str(refused.value)
     assert "left: Google, list node pools" in said
     assert f"raytpu-owner={ME.digest}" in said
-    assert list(world.left) == ["pools"]
+    assert list(world.left) == ["pools", "rayclusters"]
     world.meanwhile = lambda: None
     world.google.allow()
     [found] = await world.backend().list_leases()
@@ -423,7 +423,7 @@ async def test_a_roll_back_is_waited_for_and_what_does_not_go_is_named(world: Wo
     with pytest.raises(Misconfigured, match=r"left: .*delete node pool .*raytpu-owner="):
         await acquired(world, Spot())
 
-    assert list(world.left) == ["pools"]
+    assert list(world.left) == ["pools", "rayclusters"]
 
 
 async def test_a_raycluster_that_is_deleted_meanwhile_ends_it_with_nothing_left(world: World):

@@ -1,0 +1,205 @@
+"""Random lives of one owner's lease with node pools: acquired, killed, tried again, mended, given back, with faults.
+
+Each follows from its seed alone. Nothing may be left at the end, and never may the owner have more pools than slices.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from raytpu_ops.backends.base import Plan
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Spot
+from raytpu_ops.tpu.errors import RayTpuError
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake.fake import CLUSTER
+from tests.google_fake.gate import Call
+from tests.unit.gke.conftest import ME
+from tests.unit.gke.fake_kube import AWAY, LOST, PODS, RESET
+from tests.unit.gke.pool_killer import Killer
+from tests.unit.gke.pool_world import World
+
+LADDERS = ([Spot()], [Spot(), OnDemand()], [FlexStart(3600, within=600), OnDemand()])
+SPECS = (
+    SliceSpec.of("v4", "2x2x2", num_slices=2),
+    SliceSpec.of("7x", "2x2x2"),
+    SliceSpec.of("v6e", "2x2", num_slices=2),
+)
+#: Errors that pass, at Google and at Kubernetes.
+TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "ABORTED")
+METHODS = ("ListNodePools", "ListOperations", "CreateNodePool", "DeleteNodePool", "GetNodePool", "container.*")
+KUBE = ("get rayclusters", "patch rayclusters", "delete rayclusters", "list pods", "delete pods", "")
+
+
+class Life:
+    """One sequence.
+
+    :param world: with nothing in it.
+    :param seed: all there is to it.
+    :param killer: of calls.
+    """
+
+    def __init__(self, world: World, seed: int, killer: Killer) -> None:
+        self.world, self.killer, self.dice = world, killer, random.Random(seed)
+        self.spec, self.ladder = self.dice.choice(SPECS), self.dice.choice(LADDERS)
+        self.lease: SliceLease | None = None
+        self.log = [f"{self.spec}, {[str(rung) for rung in self.ladder]}"]
+        #: Moments at which there were too many pools.
+        self.wrong: list[str] = []
+        self.plan: Plan
+
+    def backend(self) -> GkeBackend:
+        """In a process of its own: it knows nothing of what was before."""
+        return self.world.backend()
+
+    async def live(self) -> None:
+        """The whole of it."""
+        self._clean()
+        plan = await self.world.plan(self.backend(), self.ladder, self.spec)
+        short = {"provisioning": timedelta(minutes=10), "releasing": timedelta(minutes=5)}
+        self.plan = plan.model_copy(update={"deadlines": plan.deadlines.model_copy(update=short)})
+        for _ in range(self.dice.randint(3, 8)):
+            self._faults()
+            await self._act()
+        await self._end()
+        assert not self.wrong
+
+    def _clean(self) -> None:
+        google, container = self.world.google, self.world.google.container
+        [cluster] = container.clusters.values()
+        assert not cluster.pools
+        container.operations.clear()
+        container.at_once = self.dice.choice((1, 5))
+        container.delays.create = container.delays.fail = container.delays.delete = container.delays.scale_up = 7
+        google.compute.delay = 4
+        google.calls.clear()
+        self.world.kube.empty()
+        self._heal()
+
+    def _heal(self) -> None:
+        """Nothing goes wrong any more."""
+        self.world.kube.heals()
+        self.world.google.faults.clear()
+        self.world.google.faults.inject("*", "UNAVAILABLE", None, when=self._counts)
+
+    def _counts(self, call: Call) -> bool:
+        live = [
+            name
+            for name, pool in self.world.pools.items()
+            if pool.config.labels.get(OWNER) == ME.digest and pool.status.name not in ("STOPPING", "ERROR")
+        ]
+        if len(live) > self.spec.num_slices:
+            self.wrong.append(f"{call.method} at {call.at}: {live}")
+        return False
+
+    def _faults(self) -> None:
+        """What goes wrong next, if anything."""
+        faults, dice = self.world.google.faults, self.dice
+        for _ in range(dice.choice((0, 0, 1, 2))):
+            faults.inject(dice.choice(METHODS), dice.choice(TRANSIENT), dice.randint(1, 3), after=dice.random() < 0.4)
+        for _ in range(dice.choice((0, 0, 1))):
+            self.world.kube.fails(dice.choice(KUBE), *dice.choices((RESET, AWAY, LOST), k=dice.randint(1, 3)))
+        match dice.randrange(9):
+            case 0:
+                faults.stockout(times=dice.randint(1, 3))
+            case 1:
+                faults.quota("region", times=1)
+            case 2:
+                faults.inject("CreateNodePool", "INVALID_ARGUMENT", 1)
+            case 3:
+                faults.cut(dice.choice(METHODS), 1)
+            case 4 if self.world.pools:
+                self.world.google.container.vanish(f"{CLUSTER}/nodePools/{dice.choice(sorted(self.world.pools))}")
+            case 5:
+                self.world.google.container.occupy(CLUSTER, dice.choice((20, 100)))
+            case 6:
+                faults.too_many("container.*", times=3)
+            case 7:
+                self.world.google.expire_tokens()
+
+    async def _act(self) -> None:
+        """One thing that a task, a person or Google does."""
+        kinds = ("acquire", "acquire", "twice", "crash", "crash", "release", "crash in release", "repair", "time")
+        kind = self.dice.choice(kinds)
+        self.log.append(kind)
+        try:
+            match kind:
+                case "acquire":
+                    self.lease = await self.backend().acquire(self.plan, ME)
+                case "twice":
+                    both = await asyncio.gather(*(self._tried() for _ in range(2)))
+                    self.log += [f"  {one}" for one in both]
+                case "crash":
+                    await self._killed(lambda: self.backend().acquire(self.plan, ME))
+                case "release" if lease := await self._known():
+                    await self.backend().release(lease)
+                case "crash in release" if lease := await self._known():
+                    await self._killed(lambda: self.backend().release(lease))
+                case "repair" if lease := await self._known():
+                    self._lose_pods()
+                    self.lease = await self.backend().repair(lease)
+                case "time":
+                    self.world.google.advance(self.dice.choice((10, 60, 600, 7200)))
+                    self.world.settle()
+        except RayTpuError as error:
+            self.log.append(f"  {type(error).__name__}: {error}")
+
+    async def _tried(self) -> str:
+        try:
+            self.lease = await self.backend().acquire(self.plan, ME)
+        except RayTpuError as error:
+            return f"{type(error).__name__}: {error}"
+        return "granted"
+
+    async def _known(self) -> SliceLease | None:
+        """The lease, as a task of the run has it, or finds it."""
+        self.lease = await self.backend().find(ME) or self.lease
+        return self.lease
+
+    def _lose_pods(self) -> None:
+        for pod in self.world.kube.all(PODS).values():
+            if "host" in pod["metadata"]["name"]:
+                pod["status"] = {"phase": "Pending", "conditions": []}
+
+    async def _killed(self, what: Callable[[], Awaitable[Any]]) -> None:
+        """Do something, and let its process die at one of its calls."""
+        self.killer.at(self.dice.randint(0, 25), answered=self.dice.random() < 0.5)
+        try:
+            done = await what()
+            self.lease = done if isinstance(done, SliceLease) else self.lease
+        except asyncio.CancelledError:
+            self.log.append(f"  killed at call {self.killer.calls}")
+        finally:
+            self.killer.rests()
+
+    async def _end(self) -> None:
+        """The release task and the reaper, with nothing going wrong any more."""
+        self._heal()
+        for _ in range(80):
+            known = [self.lease] if self.lease is not None else []
+            for lease in [*known, *await self.backend().list_leases()]:
+                await self.backend().release(lease)
+            await self.world.sleep(30)
+            if not self.world.left:
+                return
+        raise AssertionError(f"left: {self.world.left}")
+
+
+async def lives(world: World, patch: pytest.MonkeyPatch, seeds: Any) -> None:
+    """Sequences, one after another; one that fails says what was done in it."""
+    killer = Killer(patch)
+    for seed in seeds:
+        life = Life(world, seed, killer)
+        try:
+            await life.live()
+        except BaseException:
+            print(f"RAYTPU_SEED={seed}", *life.log, sep="\n")
+            raise

@@ -1,0 +1,136 @@
+"""The process that works on a lease with node pools ends between any two calls: the next one finishes its work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from raytpu_ops.tpu.capacity import OnDemand, Spot
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.unit.gke.conftest import ME
+from tests.unit.gke.pool_killer import Killer
+from tests.unit.gke.pool_world import POOLS, World
+
+#: With a policy of its own, so that every kind of thing is made.
+SPEC = SliceSpec.of("7x", "2x2x2", num_slices=2)
+
+
+@pytest.fixture
+def quick(world: World) -> World:
+    """Everything is there, or gone, at the next look: fewer looks, and every point of each kind is met."""
+    container = world.google.container
+    container.at_once = 5
+    container.delays.create = container.delays.fail = container.delays.delete = 4
+    world.google.compute.delay = 4
+    return world
+
+
+@pytest.fixture
+def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
+    return Killer(monkeypatch)
+
+
+def anew(world: World) -> None:
+    """As if nothing had ever been, but for a rung that has no chips."""
+    [cluster] = world.google.container.clusters.values()
+    cluster.pools.clear()
+    cluster.sizes.clear()
+    world.google.container.operations.clear()
+    world.google.compute.policies.clear()
+    world.kube.empty()
+    world.google.calls.clear()
+    world.google.faults.clear()
+    world.google.faults.stockout(name=POOLS[0])
+
+
+async def acquired(world: World) -> SliceLease:
+    backend = world.backend()
+    lease = await backend.acquire(await world.plan(backend, [Spot(), OnDemand()], SPEC), ME)
+    world.settle()
+    return lease
+
+
+async def points(killer: Killer, act: Callable[[], Awaitable[object]]) -> range:
+    """Behind each call of something that is done once, undisturbed; what is there is the same before the next one."""
+    killer.rests()
+    await act()
+    return range(killer.calls)
+
+
+async def test_an_acquire_that_is_cut_at_any_point_is_finished_by_the_next(quick: World, killer: Killer):
+    """F39: through a rung that fails to one that grants."""
+    backend = quick.backend()
+    plan = await quick.plan(backend, [Spot(), OnDemand()], SPEC)
+    anew(quick)
+    every = await points(killer, lambda: backend.acquire(plan, ME))
+    assert len(every) > 30
+
+    for number in every:
+        anew(quick)
+        killer.at(number, answered=True)
+        with pytest.raises(asyncio.CancelledError):
+            await quick.backend().acquire(plan, ME)
+        killer.rests()
+
+        lease = await quick.backend().acquire(plan, ME)
+
+        assert (lease.capacity["kind"], len(lease.attempts)) == ("on_demand", 1), number
+        assert {name: pool.status.name for name, pool in quick.pools.items()} == dict.fromkeys(POOLS, "RUNNING")
+        assert {kind: len(names) for kind, names in quick.left.items() if kind in ("policies", "rayclusters")} == {
+            "policies": 1,
+            "rayclusters": 1,
+        }
+        assert await quick.backend().find(ME) == lease
+
+
+async def test_a_release_that_is_cut_at_any_point_is_finished_by_the_next(quick: World, killer: Killer):
+    anew(quick)
+    lease = await acquired(quick)
+    every = await points(killer, lambda: quick.released(lease))
+    assert len(every) > 20
+
+    for number in every:
+        killer.rests()
+        anew(quick)
+        lease = await acquired(quick)
+        killer.at(number, answered=True)
+        with pytest.raises(asyncio.CancelledError):
+            await quick.released(lease)
+        killer.rests()
+
+        await quick.released(lease)
+
+        assert quick.left == {}, number
+
+
+async def test_a_roll_back_that_is_cut_at_any_point_is_finished_by_the_next(quick: World, killer: Killer):
+    """By the try that adopts what is left, and fails as the one before."""
+    backend = quick.backend()
+    plan = await quick.plan(backend, Spot(), SPEC)
+
+    async def fails() -> None:
+        try:
+            await quick.backend().acquire(plan, ME)
+        except Exception:  # noqa: BLE001 - which one, other tests tell
+            return
+        raise AssertionError("it was granted")
+
+    def nothing() -> None:
+        anew(quick)
+        quick.google.faults.stockout(name=POOLS[1], times=None)
+
+    nothing()
+    every = await points(killer, fails)
+    for number in every:
+        nothing()
+        killer.at(number, answered=True)
+        with pytest.raises(asyncio.CancelledError):
+            await fails()
+        killer.rests()
+
+        await fails()
+
+        assert quick.left == {}, number
