@@ -127,17 +127,28 @@ def doctor(
     root: AnyRoot = None,
     conn_id: Annotated[
         str | None,
-        typer.Option("--conn-id", help="gke: an Airflow connection, instead of a kubeconfig.", show_default=False),
+        typer.Option("--conn-id", help="gke, tpu_vm: an Airflow connection that says the rest.", show_default=False),
     ] = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
+    project: Project = None,
+    zone: Zones = None,
     as_json: Json = False,
 ) -> None:
-    """Check what a backend needs, of this machine or of a cluster; say what is missing and how to get it."""
+    """Check what a backend needs, of this machine, a cluster or Google; say what is missing and how to get it."""
     from raytpu_ops.cli.doctor import look, report
 
-    found = look(backend, root=root, conn_id=conn_id, kubeconfig=kubeconfig, context=context, namespace=namespace)
+    found = look(
+        backend,
+        root=root,
+        conn_id=conn_id,
+        kubeconfig=kubeconfig,
+        context=context,
+        namespace=namespace,
+        project=project,
+        zones=zone or [],
+    )
     sys.exit(report(found, as_json=as_json))
 
 

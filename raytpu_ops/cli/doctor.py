@@ -1,7 +1,7 @@
 """What ``raytpu doctor`` shows: one row for each thing that was looked at, and what to do about it.
 
 Not here: what is looked at. ``doctor_local.py`` knows what this machine needs to play TPU hosts,
-``doctor_gke.py`` what a cluster needs for the ``gke`` backend.
+``doctor_gke.py`` what a cluster needs for the ``gke`` backend, ``doctor_tpu_vm.py`` what Google says of TPU VMs.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from raytpu_ops.tpu.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from raytpu_ops.backends.gke.access import KubeAccess
+    from raytpu_ops.backends.google.access import CloudAccess
 
 
 @dataclass(frozen=True)
@@ -93,23 +94,31 @@ def look(
     kubeconfig: str | None = None,
     context: str | None = None,
     namespace: str | None = None,
+    project: str | None = None,
+    zones: Sequence[str] = (),
 ) -> list[Check]:
     """Look at everything that a backend needs; nothing is changed.
 
-    :param backend: ``local`` or ``gke``.
+    :param backend: ``local``, ``gke`` or ``tpu_vm``.
     :param root: root folder of the local backend; None for the user's own.
     :param conn_id: an Airflow connection to the cluster, by which the tasks of this Airflow reach it.
     :param kubeconfig: of the cluster; None for ``$KUBECONFIG`` or ``~/.kube/config``.
     :param context: of the kubeconfig; None for its current one.
     :param namespace: of the RayClusters; None for the connection's, else ``default``.
+    :param project: tpu_vm: its id; None for the credentials' own.
+    :param zones: tpu_vm: where slices may be; none for the connection's.
     :raises InvalidSpec: for another backend, or options that are not for this one.
     """
     if backend == "gke":
         from raytpu_ops.cli import doctor_gke
 
         return asyncio.run(doctor_gke.checks(*_cluster(conn_id, kubeconfig, context, namespace)))
+    if backend == "tpu_vm":
+        from raytpu_ops.cli import doctor_tpu_vm
+
+        return asyncio.run(doctor_tpu_vm.checks(*_google(conn_id, project, zones)))
     if backend != "local":
-        raise InvalidSpec(f"backend {backend!r} has no doctor; there are gke, local")
+        raise InvalidSpec(f"backend {backend!r} has no doctor; there are gke, local, tpu_vm")
     strange = {"--conn-id": conn_id, "--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace}
     if any(strange.values()):
         raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
@@ -134,6 +143,16 @@ def _cluster(
     found = by_connection(conn_id, "gke", **({"namespace": namespace} if namespace else {}))
     assert isinstance(found, GkeBackend), "that is what the name stands for"
     return found.access, found.settings.namespace
+
+
+def _google(conn_id: str | None, project: str | None, zones: Sequence[str]) -> tuple[CloudAccess, Sequence[str]]:
+    """Who asks Google, and where slices may be."""
+    from raytpu_ops.backends.tpu_vm import TpuVmBackend
+    from raytpu_ops.cli.backends import Where
+
+    found = Where("tpu_vm", conn_id=conn_id, project=project, zones=zones).open()
+    assert isinstance(found, TpuVmBackend), "that is what the name stands for"
+    return found.cloud, found.settings.zones
 
 
 def report(found: Sequence[Check], *, as_json: bool) -> int:
