@@ -214,9 +214,9 @@ async def test_a_permanent_refusal_ends_the_climb(google: GoogleFake, backend: T
 
 async def test_hours_in_the_queue_do_not_eat_into_the_minutes_of_a_start(google: GoogleFake, backend: TpuVmBackend):
     """F10."""
-    google.tpu.delays.queue = 3 * 3600
-    google.tpu.delays.provision = 25 * 60
-    plan = planned(Queued(timedelta(hours=6)), queued=timedelta(hours=4), provisioning=timedelta(minutes=30))
+    google.tpu.delays.queue = 35 * 60
+    google.tpu.delays.provision = 8 * 60
+    plan = planned(Queued(timedelta(hours=6)), queued=timedelta(minutes=40), provisioning=timedelta(minutes=10))
     lease = await backend.acquire(plan, ME)
     assert lease.attempts == []
 
@@ -224,11 +224,11 @@ async def test_hours_in_the_queue_do_not_eat_into_the_minutes_of_a_start(google:
 async def test_a_queue_that_is_too_long_is_the_next_zones_turn(google: GoogleFake, backend: TpuVmBackend):
     """F10."""
     google.tpu.delays.queue = float("inf")
-    plan = planned(Queued(timedelta(hours=9)), queued=timedelta(hours=4))
+    plan = planned(Queued(timedelta(hours=9)), queued=timedelta(minutes=30))
     before = google.clock.now()
     with pytest.raises(CapacityUnavailable, match="the queued deadline .* has passed"):
         await backend.acquire(plan, ME)
-    assert timedelta(hours=8) < google.clock.now() - before < timedelta(hours=8, minutes=10)
+    assert timedelta(hours=1) < google.clock.now() - before < timedelta(hours=1, minutes=10)
     assert nothing_left(google)
 
 
@@ -377,8 +377,8 @@ async def test_what_passes_does_not_end_the_wait(google: GoogleFake, backend: Tp
 
 async def test_a_token_that_expires_is_renewed_and_the_wait_goes_on(google: GoogleFake, backend: TpuVmBackend):
     """F38."""
-    google.tpu.delays.queue = 10 * 3600
-    task = asyncio.create_task(backend.acquire(planned(Queued(timedelta(days=2)), queued=timedelta(hours=20)), ME))
+    google.tpu.delays.queue = 3600
+    task = asyncio.create_task(backend.acquire(planned(Queued(timedelta(days=2)), queued=timedelta(hours=2)), ME))
     await until(google.queued_resources)
     google.expire_tokens()
     await task

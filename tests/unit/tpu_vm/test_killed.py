@@ -56,7 +56,7 @@ class Points:
 
 @pytest.fixture
 def points(monkeypatch: pytest.MonkeyPatch, google: GoogleFake) -> Points:
-    google.tpu.delays = Delays(accept=1, wait=1, queue=15, provision=15, delete=12)
+    google.tpu.delays = Delays(accept=1, wait=1, queue=4, provision=9, delete=9)
     return Points(monkeypatch)
 
 

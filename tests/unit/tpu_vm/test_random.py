@@ -26,7 +26,7 @@ from tests.google_fake.tpu_queue import Delays
 from tests.unit.tpu_vm.conftest import ME, ZONES, planned
 
 #: Here; `tests/cluster/test_tpu_vm_lives.py` goes through five hundred.
-SEQUENCES = 60
+SEQUENCES = 25
 LADDERS = ([Spot()], [Reservation("a"), Spot()], [Queued(timedelta(hours=1)), OnDemand()])
 #: Errors that pass, errors that don't, and answers that are lost after the deed.
 TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
@@ -149,7 +149,7 @@ async def live(google: GoogleFake, seed: int) -> None:
     :param google: with nothing in it.
     :param seed: all there is to it.
     """
-    google.tpu.delays = Delays(accept=1, wait=1, queue=15, provision=25, delete=10, suspend=10)
+    google.tpu.delays = Delays(accept=1, wait=1, queue=7, provision=15, delete=9, suspend=10)
     life = Life(google, seed)
     twice = _watched(google)
     try:
