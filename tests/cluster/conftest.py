@@ -1,15 +1,23 @@
 """Fixtures of the tests that need a whole Kubernetes; see `tests/testbed`.
 
-- `control_plane`, `queued`, `slices`: a testbed, up for one module; skipped by name where it cannot run
-- `kubernetes`: a cluster with slices: the one that `RAYTPU_TEST_KUBECONFIG` names, else `slices`
-- `any_cluster`: the same for tests that need no nodes, else `control_plane`
+The testbed, skipped by name where it cannot run, and where the suite is pointed at another cluster:
+
+- `control_plane`: no nodes; `queued`: the same with Kueue
+- `slices`: one plain node and two slices of two hosts; `growing`: nodes that come when they are wanted;
+  `queued_slice`: a plain node and one slice, with Kueue
+
+What any cluster can show, be it the testbed or the one that `RAYTPU_TEST_KUBECONFIG` names:
+
+- `any_cluster`: no nodes are needed; `any_queue`: with Kueue; `kubernetes`: with two slices of v4 2x2x2;
+  `any_queued_slice`: with Kueue and one slice
 - `namespace`: one of the module's own in `kubernetes`; nothing of it is left afterwards
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -19,41 +27,112 @@ if TYPE_CHECKING:
     from tests.testbed.client import Testbed
     from tests.testbed.faults import KubernetesFaults
 
+HERE = Path(__file__).parent
+#: Fixture -> the testbed's options. Tests run in this order, so each of them is up once.
+TESTBEDS: dict[str, dict[str, Any]] = {
+    "control_plane": {"control_plane": True},
+    "queued": {"control_plane": True, "kueue": True},
+    "queued_slice": {"nodes": ("cpu", "v4-2x2x2"), "kueue": True},
+    "growing": {"nodes": ("cpu",), "autoscale": ("v4-2x2x1*2", "v4-2x2x2*2"), "autoscale_idle": 3},
+    "slices": {"nodes": ("cpu", "v4-2x2x2*2")},
+}
+#: Stand-ins, for a cluster that somebody named, of what a test would use otherwise.
+ANY = {
+    "any_cluster": "control_plane",
+    "any_queue": "queued",
+    "any_queued_slice": "queued_slice",
+    "kubernetes": "slices",
+}
+
+
+class Shared:
+    """The testbed that modules use one after another: up until another one is wanted, so never two at once."""
+
+    def __init__(self) -> None:
+        self._name = ""
+        self._testbed: Testbed | None = None
+
+    def get(self, name: str) -> Testbed:
+        """The one of that name, as the module before has left it.
+
+        :param name: of the fixture.
+        """
+        from tests.testbed.client import Testbed
+
+        if self._testbed is None or self._name != name:
+            self.down()
+            options = dict(TESTBEDS[name])
+            self._name, self._testbed = name, Testbed.up(*options.pop("nodes", ()), **options)
+        return self._testbed
+
+    def down(self) -> None:
+        """End it."""
+        testbed, self._testbed = self._testbed, None
+        if testbed is not None:
+            testbed.down()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Those that share a testbed one after another, those without one first; else the order stays."""
+    order = {name: number for number, name in enumerate(TESTBEDS)}
+    order |= {name: order[instead] for name, instead in ANY.items()}
+
+    def place(item: pytest.Item) -> int:
+        if not item.path.is_relative_to(HERE):
+            return -1
+        return max((order[name] for name in getattr(item, "fixturenames", ()) if name in order), default=-1)
+
+    items.sort(key=place)
+
+
+@pytest.fixture(scope="session")
+def _shared() -> Iterator[Shared]:
+    shared = Shared()
+    yield shared
+    shared.down()
+
 
 @pytest.fixture(scope="module")
-def control_plane() -> Iterator[Testbed]:
+def control_plane(_shared: Shared) -> Testbed:
     """API server, controllers, scheduler, KubeRay, the TPU webhook; no nodes."""
     needs.a_testbed(nodes=False)
-    from tests.testbed.client import Testbed
-
-    with Testbed.up(control_plane=True) as testbed:
-        yield testbed
+    return _shared.get("control_plane")
 
 
 @pytest.fixture(scope="module")
-def queued() -> Iterator[Testbed]:
+def queued(_shared: Shared) -> Testbed:
     """The control plane with Kueue."""
     needs.a_testbed(nodes=False, kueue=True)
-    from tests.testbed.client import Testbed
-
-    with Testbed.up(control_plane=True, kueue=True) as testbed:
-        yield testbed
+    return _shared.get("queued")
 
 
 @pytest.fixture(scope="module")
-def slices() -> Iterator[Testbed]:
+def queued_slice(_shared: Shared) -> Testbed:
+    """One plain node and one slice of two hosts (v4 2x2x2), with Kueue."""
+    needs.a_testbed(nodes=True, kueue=True)
+    return _shared.get("queued_slice")
+
+
+@pytest.fixture(scope="module")
+def growing(_shared: Shared) -> Testbed:
+    """One plain node; up to two slices of one host and two of two hosts come when pods want them, and go."""
+    needs.a_testbed(nodes=True)
+    return _shared.get("growing")
+
+
+@pytest.fixture(scope="module")
+def slices(_shared: Shared) -> Testbed:
     """One plain node and two slices of two hosts (v4 2x2x2)."""
     needs.a_testbed(nodes=True)
-    from tests.testbed.client import Testbed
-
-    with Testbed.up("cpu", "v4-2x2x2*2") as testbed:
-        yield testbed
+    return _shared.get("slices")
 
 
-def _given_or(request: pytest.FixtureRequest, own: str) -> Iterator[KubernetesFaults]:
+@pytest.fixture(scope="session")
+def _given() -> Iterator[KubernetesFaults | None]:
+    """The cluster that `RAYTPU_TEST_KUBECONFIG` names."""
     given = needs.given_kubeconfig()
     if given is None:
-        yield request.getfixturevalue(own)
+        yield None
         return
     pytest.importorskip("kubernetes", reason="tests on a cluster need the extra `dev`")
     from tests.testbed.faults import KubernetesFaults
@@ -67,15 +146,42 @@ def _given_or(request: pytest.FixtureRequest, own: str) -> Iterator[KubernetesFa
 
 
 @pytest.fixture(scope="module")
-def kubernetes(request: pytest.FixtureRequest) -> Iterator[KubernetesFaults]:
-    """A cluster with KubeRay and slices: the one that `RAYTPU_TEST_KUBECONFIG` names, else `slices`."""
-    yield from _given_or(request, "slices")
+def any_cluster(request: pytest.FixtureRequest, _given: KubernetesFaults | None) -> KubernetesFaults:
+    """A cluster with KubeRay and the TPU webhook, with or without nodes."""
+    if _given is None:
+        return request.getfixturevalue("control_plane")  # type: ignore[no-any-return]
+    needs.tpu_webhook(_given)
+    return _given
 
 
 @pytest.fixture(scope="module")
-def any_cluster(request: pytest.FixtureRequest) -> Iterator[KubernetesFaults]:
-    """A cluster with KubeRay, with or without nodes: the named one, else `control_plane`."""
-    yield from _given_or(request, "control_plane")
+def any_queue(request: pytest.FixtureRequest, _given: KubernetesFaults | None) -> KubernetesFaults:
+    """The same with Kueue."""
+    if _given is None:
+        return request.getfixturevalue("queued")  # type: ignore[no-any-return]
+    needs.kueue(_given)
+    return _given
+
+
+@pytest.fixture(scope="module")
+def any_queued_slice(request: pytest.FixtureRequest, _given: KubernetesFaults | None) -> KubernetesFaults:
+    """A cluster with Kueue and a slice of two hosts (v4 2x2x2)."""
+    if _given is None:
+        return request.getfixturevalue("queued_slice")  # type: ignore[no-any-return]
+    needs.kueue(_given)
+    needs.tpu_webhook(_given)
+    needs.tpu_nodes(_given, "tpu-v4-podslice", "2x2x2", 2)
+    return _given
+
+
+@pytest.fixture(scope="module")
+def kubernetes(request: pytest.FixtureRequest, _given: KubernetesFaults | None) -> KubernetesFaults:
+    """A cluster with two slices of two hosts (v4 2x2x2), each in a node pool of its own."""
+    if _given is None:
+        return request.getfixturevalue("slices")  # type: ignore[no-any-return]
+    needs.tpu_webhook(_given)
+    needs.tpu_nodes(_given, "tpu-v4-podslice", "2x2x2", 4)
+    return _given
 
 
 @pytest.fixture(scope="module")

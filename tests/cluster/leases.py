@@ -1,4 +1,4 @@
-"""The `gke` backend on the testbed: its options for small machines, and leases of a test's own."""
+"""The `gke` backend on the testbed or a named cluster: options for small machines, leases of a test's own."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.tpu.capacity import AnyCapacity, ladder
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
+from tests.cluster import needs
 
 V4 = SliceSpec.of("v4", "2x2x2", num_slices=2)
 
 
-def small(storage: Path | None = None, **more: Any) -> dict[str, Any]:
+def small(storage: str = "", **more: Any) -> dict[str, Any]:
     """Options for hosts that are played on two cores: little is asked for, and JAX runs on CPUs.
 
-    :param storage: a folder of this machine that every pod sees under the same path.
-    :param more: further options, over these.
+    :param storage: a folder of the nodes that every pod sees under the same path; a bucket needs no such thing.
+    :param more: further options, over these and over those that a named cluster wants.
     """
 
     def template(container: str) -> dict[str, Any]:
@@ -29,9 +30,9 @@ def small(storage: Path | None = None, **more: Any) -> dict[str, Any]:
             "env": [{"name": "JAX_PLATFORMS", "value": "cpu"}, {"name": "OMP_NUM_THREADS", "value": "1"}],
         }
         pod: dict[str, Any] = {"terminationGracePeriodSeconds": 2, "containers": [main]}
-        if storage is not None:
-            main["volumeMounts"] = [{"name": "storage", "mountPath": str(storage)}]
-            pod["volumes"] = [{"name": "storage", "hostPath": {"path": str(storage)}}]
+        if storage.startswith("/"):
+            main["volumeMounts"] = [{"name": "storage", "mountPath": storage}]
+            pod["volumes"] = [{"name": "storage", "hostPath": {"path": storage}}]
         return {"spec": pod}
 
     return {
@@ -41,13 +42,14 @@ def small(storage: Path | None = None, **more: Any) -> dict[str, Any]:
         "host_start_params": {"num-cpus": "1"},
         "head_template": template("ray-head"),
         "host_template": template("ray-worker"),
+        **needs.options(),
         **more,
     }
 
 
-def backend(kubeconfig: Path, storage: Path | None = None, **options: Any) -> GkeBackend:
+def backend(kubeconfig: Path, **options: Any) -> GkeBackend:
     """The backend as its users have it, with a kubeconfig."""
-    return GkeBackend(KubeconfigAccess(str(kubeconfig)), **small(storage, **options))
+    return GkeBackend(KubeconfigAccess(str(kubeconfig)), **small(**options))
 
 
 def owner(task: str, run: str = "manual__1") -> Owner:

@@ -5,9 +5,10 @@ A cluster that somebody named (`RAYTPU_TEST_KUBECONFIG`) and that cannot be used
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
     from tests.testbed.faults import KubernetesFaults
 
 VARIABLE = "RAYTPU_TEST_KUBECONFIG"
+#: JSON of backend options for that cluster, over those for the testbed: image, templates, service account.
+OPTIONS = "RAYTPU_TEST_OPTIONS"
+#: Where its pods keep checkpoints: a bucket, or a folder of its nodes, which they mount.
+STORAGE = "RAYTPU_TEST_STORAGE"
 
 
 def a_testbed(*, nodes: bool, kueue: bool = False) -> None:
@@ -23,6 +28,8 @@ def a_testbed(*, nodes: bool, kueue: bool = False) -> None:
     :param nodes: with kubelets.
     :param kueue: with Kueue.
     """
+    if os.environ.get(VARIABLE):
+        pytest.skip(f"needs the testbed's own levers, and {VARIABLE} names another cluster")
     for module in ("kubernetes", "grpc"):
         pytest.importorskip(module, reason="the testbed needs the extra `dev`")
     from tests.testbed import parts
@@ -47,6 +54,29 @@ def given_kubeconfig() -> Path | None:
     return path
 
 
+def options() -> dict[str, Any]:
+    """Options of the backend that the cluster wants."""
+    found = json.loads(os.environ.get(OPTIONS) or "{}")
+    if not isinstance(found, dict):
+        pytest.fail(f"{OPTIONS} is no JSON object")
+    return found
+
+
+def storage(cluster: KubernetesFaults) -> str:
+    """Where pods keep checkpoints so that all of them, and this machine's Airflow, know them by one name.
+
+    :param cluster: the testbed, which has a folder for it, or another one.
+    """
+    from tests.testbed.client import Testbed
+
+    if isinstance(cluster, Testbed):
+        return str(cluster.shared)
+    found = os.environ.get(STORAGE)
+    if not found:
+        pytest.skip(f"{STORAGE} does not say where pods of the cluster of {cluster.kubeconfig} keep checkpoints")
+    return found
+
+
 def kuberay(cluster: KubernetesFaults) -> None:
     """A cluster that knows RayClusters.
 
@@ -58,6 +88,19 @@ def kuberay(cluster: KubernetesFaults) -> None:
         cluster.dynamic.resources.get(api_version="ray.io/v1", kind="RayCluster")
     except ResourceNotFoundError:
         pytest.fail(f"the cluster of {cluster.kubeconfig} knows no RayCluster: install KubeRay there")
+
+
+def kueue(cluster: KubernetesFaults) -> None:
+    """Kueue.
+
+    :param cluster: that somebody named.
+    """
+    from kubernetes.dynamic.exceptions import ResourceNotFoundError
+
+    try:
+        cluster.dynamic.resources.get(api_version="kueue.x-k8s.io/v1beta2", kind="Workload")
+    except ResourceNotFoundError:
+        pytest.skip(f"no Kueue with kueue.x-k8s.io/v1beta2 in the cluster of {cluster.kubeconfig}")
 
 
 def tpu_nodes(cluster: KubernetesFaults, accelerator: str, topology: str, hosts: int) -> None:

@@ -9,20 +9,11 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
-from tests.cluster import needs
 from tests.cluster.manifests import host_pod, ray_cluster
 from tests.testbed.client import Testbed, TestbedFailed
 from tests.testbed.faults import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
-
-
-@pytest.fixture(scope="module")
-def growing() -> Iterator[Testbed]:
-    """One plain node; up to two slices of one host and two of two hosts come when they are wanted."""
-    needs.a_testbed(nodes=True)
-    with Testbed.up("cpu", autoscale=["v4-2x2x1*2", "v4-2x2x2*2"], autoscale_idle=3) as testbed:
-        yield testbed
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -14,7 +13,6 @@ from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.flows.leases import give_back, wait_whole
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule
 from raytpu_ops.tpu.errors import DeadlineExceeded
-from tests.cluster import needs
 from tests.cluster.leases import V4, acquired, backend
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
@@ -22,14 +20,6 @@ from tests.testbed.faults import wait_until
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
 RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
-
-
-@pytest.fixture(scope="module")
-def growing() -> Iterator[Testbed]:
-    """One plain node; two slices of two hosts come when pods want them and go when they are empty."""
-    needs.a_testbed(nodes=True)
-    with Testbed.up("cpu", autoscale=["v4-2x2x2*2"], autoscale_idle=3) as testbed:
-        yield testbed
 
 
 async def test_a_lease_brings_its_slices_each_in_a_pool_of_its_own_and_lets_them_go(growing: Testbed) -> None:

@@ -1,4 +1,7 @@
-"""`raytpu doctor --backend gke` and the manifests of `deploy/gke` on a real API server."""
+"""`raytpu doctor --backend gke` and the manifests of `deploy/gke` on a real API server.
+
+What is asked about rights runs on a cluster that `RAYTPU_TEST_KUBECONFIG` names too.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,7 @@ from raytpu_ops.cli.doctor import Check
 
 if TYPE_CHECKING:
     from tests.testbed.client import Testbed
+    from tests.testbed.faults import KubernetesFaults
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
@@ -31,9 +35,9 @@ RULES = next(one for one in yaml.safe_load_all((DEPLOY / "rbac.yaml").read_text(
 
 
 @pytest.fixture
-def place(control_plane: Testbed) -> Iterator[str]:
-    """A namespace for one test."""
-    with control_plane.namespace("doctor") as name:
+def place(any_cluster: KubernetesFaults) -> Iterator[str]:
+    """A namespace for one test; there are many, and nobody waits for each of them to go."""
+    with any_cluster.namespace("doctor", wait=False) as name:
         yield name
 
 
@@ -84,9 +88,9 @@ def test_with_the_doctors_own_role_the_cluster_is_read(control_plane: Testbed, p
 
 @pytest.mark.parametrize("left_out", RULES, ids=lambda rule: rule["resources"][0])
 def test_each_rule_of_the_role_is_missed_by_name(
-    control_plane: Testbed, place: str, left_out: dict[str, list[str]]
+    any_cluster: KubernetesFaults, place: str, left_out: dict[str, list[str]]
 ) -> None:
-    kubeconfig = control_plane.kubeconfig_for([rule for rule in RULES if rule is not left_out], place)
+    kubeconfig = any_cluster.kubeconfig_for([rule for rule in RULES if rule is not left_out], place)
     check = look(kubeconfig, place)["rights"]
     wanted = [right for right in RIGHTS if right.path in left_out["resources"] and not right.only_for]
     if not wanted:
@@ -126,20 +130,20 @@ def test_an_operator_without_a_pod_is_named(control_plane: Testbed, place: str) 
     assert found["RayMultiHostIndexing"].found == "on by default"
 
 
-def test_a_namespace_that_is_not_there_is_missed(control_plane: Testbed) -> None:
-    found = look(control_plane.kubeconfig, "nowhere")
+def test_a_namespace_that_is_not_there_is_missed(any_cluster: KubernetesFaults) -> None:
+    found = look(any_cluster.kubeconfig, "nowhere")
     assert missing(found) == ["namespace"]
     assert not found["TPU webhook"].seen
 
 
 @pytest.fixture(scope="module")
-def with_one_verb(control_plane: Testbed) -> Iterator[Callable[[str], Path]]:
+def with_one_verb(any_cluster: KubernetesFaults) -> Iterator[Callable[[str], Path]]:
     """Kubeconfigs that may do one verb on a proxied service, and nothing else."""
-    with control_plane.namespace("proxied") as name:
+    with any_cluster.namespace("proxied") as name:
 
         def made(verb: str) -> Path:
             rules = [{"apiGroups": [""], "resources": ["services/proxy"], "verbs": [verb]}]
-            return control_plane.kubeconfig_for(rules, name)
+            return any_cluster.kubeconfig_for(rules, name)
 
         yield made
 

@@ -1,11 +1,13 @@
-"""Kueue and the `gke` backend: queued is shown as queued, goes on by itself, and leaves nothing."""
+"""Kueue and the `gke` backend: queued is shown as queued, goes on by itself, and leaves nothing.
+
+On a cluster that `RAYTPU_TEST_KUBECONFIG` names, these tests make a queue of their own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -20,92 +22,90 @@ from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.cluster.leases import V4, acquired, backend
-from tests.testbed.client import Testbed
+from tests.cluster.queues import Queue, quota, workloads
+from tests.testbed.faults import KubernetesFaults, wait_until
 from tests.waiting import eventually_async
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
 
-VERSION = "kueue.x-k8s.io/v1beta2"
 RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
 ONE = SliceSpec.of("v4", "2x2x2")
 
 
-def make(testbed: Testbed, kind: str, name: str, body: dict[str, Any], namespace: str | None = None) -> None:
-    whole = {"apiVersion": VERSION, "kind": kind, "metadata": {"name": name}, **body}
-    testbed.dynamic.resources.get(api_version=VERSION, kind=kind).create(body=whole, namespace=namespace)
-
-
 @pytest.fixture(scope="module")
-def namespace(queued: Testbed) -> Iterator[str]:
-    """A namespace with a LocalQueue whose quota is two slices of two hosts."""
-
-    def group(resources: dict[str, str], flavor: str) -> dict[str, Any]:
-        quotas = [{"name": name, "nominalQuota": quota} for name, quota in resources.items()]
-        return {"coveredResources": list(resources), "flavors": [{"name": flavor, "resources": quotas}]}
-
-    labels = {"cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice"}
-    make(queued, "ResourceFlavor", "v4", {"spec": {"nodeLabels": labels}})
-    make(queued, "ResourceFlavor", "any", {"spec": {}})
-    make(queued, "WorkloadPriorityClass", "high", {"value": 1000})
-    groups = [group({"google.com/tpu": "16"}, "v4"), group({"cpu": "100", "memory": "100Gi"}, "any")]
-    preemption = {"withinClusterQueue": "LowerPriority"}
-    make(
-        queued,
-        "ClusterQueue",
-        "tpus",
-        {"spec": {"namespaceSelector": {}, "resourceGroups": groups, "preemption": preemption}},
-    )
-    with queued.namespace("gke-kueue") as name:
-        make(queued, "LocalQueue", "team", {"spec": {"clusterQueue": "tpus"}}, name)
+def namespace(any_queue: KubernetesFaults) -> Iterator[str]:
+    with any_queue.namespace("gke-kueue") as name:
         yield name
 
 
+@pytest.fixture(scope="module")
+def queue(any_queue: KubernetesFaults, namespace: str) -> Iterator[Queue]:
+    """The quota is two slices of two hosts."""
+    with quota(any_queue, namespace, chips=16) as made:
+        yield made
+
+
 @pytest.fixture
-def gke(queued: Testbed, namespace: str) -> GkeBackend:
-    return backend(queued.kubeconfig_for(RBAC, namespace), namespace=namespace, queue="team")
+def gke(any_queue: KubernetesFaults, namespace: str, queue: Queue) -> GkeBackend:
+    return backend(any_queue.kubeconfig_for(RBAC, namespace), namespace=namespace, queue=queue.name)
+
+
+def leases(cluster: KubernetesFaults, namespace: str) -> int:
+    return cluster.count("ray.io/v1", "RayCluster", OWNER, namespace)
 
 
 async def released(gke: GkeBackend, lease: SliceLease) -> None:
     await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=2), say=print, poll_s=0.5)
 
 
-async def in_phase(gke: GkeBackend, lease: SliceLease, phase: Phase, words: str = "") -> Readiness:
+async def queued(gke: GkeBackend, lease: SliceLease, words: str) -> Readiness:
+    return await _in_phase(gke, lease, (Phase.QUEUED,), words)
+
+
+async def admitted(gke: GkeBackend, lease: SliceLease) -> Readiness:
+    """Its pods are wanted; where there are nodes they may have one already."""
+    return await _in_phase(gke, lease, (Phase.PROVISIONING, Phase.LABELLED), "")
+
+
+async def _in_phase(gke: GkeBackend, lease: SliceLease, phases: tuple[Phase, ...], words: str) -> Readiness:
     async def look() -> Readiness | None:
         report = await gke.observe(lease)
-        return report if report.phase is phase and words in report.describe() else None
+        return report if report.phase in phases and words in report.describe() else None
 
-    return await eventually_async(look, f"{lease.id} is {phase}: {words}")
+    return await eventually_async(look, f"{lease.id} is {' or '.join(phases)}: {words}")
 
 
 async def test_over_quota_is_queued_in_kueues_words_and_goes_on_when_quota_is_freed(
-    queued: Testbed, gke: GkeBackend
+    any_queue: KubernetesFaults, gke: GkeBackend, namespace: str, queue: Queue
 ) -> None:
     first = await acquired(gke, "first", ONE)
-    await in_phase(gke, first, Phase.PROVISIONING)
+    await admitted(gke, first)
     second = await acquired(gke, "second", V4)
-    report = await in_phase(gke, second, Phase.QUEUED, "insufficient unused quota for google.com/tpu in flavor v4")
-    assert "queued by Kueue in LocalQueue team" in report.describe()
-    assert queued.count("v1", "Pod", f"ray.io/cluster={second.id}") == 0
+    report = await queued(gke, second, f"insufficient unused quota for google.com/tpu in flavor {queue.flavor}")
+    assert f"queued by Kueue in LocalQueue {queue.name}" in report.describe()
+    assert any_queue.count("v1", "Pod", f"ray.io/cluster={second.id}", namespace) == 0
 
     await released(gke, first)
-    report = await in_phase(gke, second, Phase.PROVISIONING)
+    report = await admitted(gke, second)
     assert report.since is not None
     await released(gke, second)
-    assert queued.count("ray.io/v1", "RayCluster", OWNER) == 0
+    assert leases(any_queue, namespace) == 0
 
 
-async def test_a_release_while_queued_leaves_nothing(queued: Testbed, gke: GkeBackend, namespace: str) -> None:
+async def test_a_release_while_queued_leaves_nothing(
+    any_queue: KubernetesFaults, gke: GkeBackend, namespace: str
+) -> None:
     lease = await acquired(gke, "too-large", SliceSpec.of("v4", "2x2x2", num_slices=3))
-    await in_phase(gke, lease, Phase.QUEUED, "insufficient quota")
+    await queued(gke, lease, "insufficient quota")
     await released(gke, lease)
-    assert queued.count("ray.io/v1", "RayCluster", OWNER) == 0
-    assert queued.count(VERSION, "Workload") == 0
-    assert [one.metadata.name for one in queued.core.list_namespaced_secret(namespace).items if one.data] == []
+    assert leases(any_queue, namespace) == 0
+    wait_until(lambda: not workloads(any_queue, namespace), 60, "a Workload is left")
+    assert [one.metadata.name for one in any_queue.core.list_namespaced_secret(namespace).items if one.data] == []
 
 
 async def test_the_queue_has_a_deadline_of_its_own_and_the_error_says_kueues_reason(gke: GkeBackend) -> None:
     lease = await acquired(gke, "impatient", SliceSpec.of("v4", "2x2x2", num_slices=3))
-    await in_phase(gke, lease, Phase.QUEUED, "insufficient quota")
+    await queued(gke, lease, "insufficient quota")
     deadlines = Deadlines.of({"queued": 3, "provisioning": 600, "labelled": 600})
     with pytest.raises(DeadlineExceeded, match="the queued deadline .* insufficient quota for google.com/tpu"):
         await wait_whole(gke, lease, schedule=Schedule.start(deadlines), say=print, poll_s=0.5)
@@ -113,25 +113,25 @@ async def test_the_queue_has_a_deadline_of_its_own_and_the_error_says_kueues_rea
 
 
 async def test_one_that_kueue_preempts_is_queued_again_and_what_ran_on_it_does_not_stand(
-    queued: Testbed, gke: GkeBackend, namespace: str
+    any_queue: KubernetesFaults, gke: GkeBackend, namespace: str, queue: Queue
 ) -> None:
     low = await acquired(gke, "low", V4)
-    await in_phase(gke, low, Phase.PROVISIONING)
+    await admitted(gke, low)
     important = backend(
-        queued.kubeconfig_for(RBAC, namespace), namespace=namespace, queue="team", queue_priority="high"
+        any_queue.kubeconfig_for(RBAC, namespace), namespace=namespace, queue=queue.name, queue_priority=queue.priority
     )
     high = await acquired(important, "high", V4)
-    report = await in_phase(gke, low, Phase.QUEUED, "lost its quota: Preempted")
+    report = await queued(gke, low, "lost its quota: Preempted")
     assert report.since is not None
     assert not await stands(gke, low)
     await released(important, high)
-    await in_phase(gke, low, Phase.PROVISIONING)
+    await admitted(gke, low)
     await released(gke, low)
 
 
-async def test_a_queue_that_does_not_exist_is_named(queued: Testbed, gke: GkeBackend, namespace: str) -> None:
-    other = backend(queued.kubeconfig_for(RBAC, namespace), namespace=namespace, queue="no-such")
+async def test_a_queue_that_does_not_exist_is_named(any_queue: KubernetesFaults, namespace: str) -> None:
+    other = backend(any_queue.kubeconfig_for(RBAC, namespace), namespace=namespace, queue="no-such")
     lease = await acquired(other, "nowhere", ONE)
-    report = await in_phase(other, lease, Phase.QUEUED, "no-such")
+    report = await queued(other, lease, "no-such")
     assert "LocalQueue" in report.describe()
     await released(other, lease)

@@ -15,9 +15,11 @@ pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.demo.airflow import AirflowInstance
+from tests.cluster import needs
 from tests.cluster.leases import small
 from tests.session import SESSION_DIR
 from tests.testbed.client import Testbed
+from tests.testbed.faults import KubernetesFaults
 from tests.waiting import eventually
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
@@ -32,23 +34,17 @@ OUTAGE_S = 20.0
 
 
 @pytest.fixture(scope="module")
-def namespace(slices: Testbed) -> Iterator[str]:
-    with slices.namespace("gke-pipeline") as name:
-        yield name
-
-
-@pytest.fixture(scope="module")
-def airflow(slices: Testbed, namespace: str) -> Iterator[AirflowInstance]:
+def airflow(kubernetes: KubernetesFaults, namespace: str) -> Iterator[AirflowInstance]:
     """An Airflow whose connection reaches the cluster with the rights of deploy/gke/rbac.yaml and no more."""
-    storage = slices.shared
+    storage = needs.storage(kubernetes)
     extra = {
         **small(storage),
         "namespace": namespace,
-        "kubeconfig": str(slices.kubeconfig_for(RBAC, namespace)),
+        "kubeconfig": str(kubernetes.kubeconfig_for(RBAC, namespace)),
     }
     connection = json.dumps({"conn_type": "ray_tpu", "extra": extra})
     home = SESSION_DIR / "gke-home"
-    environment = {"AIRFLOW_CONN_RAY_TPU_DEFAULT": connection, "RAYTPU_DEMO_STORAGE": str(storage / "runs")}
+    environment = {"AIRFLOW_CONN_RAY_TPU_DEFAULT": connection, "RAYTPU_DEMO_STORAGE": f"{storage}/runs"}
     instance = AirflowInstance(home, [REPOSITORY / "dags"], env=environment, temporary=[SESSION_DIR])
     instance.start()
     try:
@@ -63,11 +59,10 @@ def started(airflow: AirflowInstance, **params: object) -> str:
     return airflow.api.trigger(DAG, {**PARAMS, **params})
 
 
-def nothing_is_left(slices: Testbed) -> bool:
+def left(cluster: KubernetesFaults, namespace: str) -> list[str]:
     kinds = [("ray.io/v1", "RayCluster"), ("v1", "Pod"), ("v1", "Secret"), ("v1", "Service")]
-    return not any(slices.count(version, kind, OWNER) for version, kind in kinds) and not any(
-        slices.count(version, kind, "ray.io/cluster") for version, kind in kinds[1:]
-    )
+    ours = [kind for version, kind in kinds if cluster.count(version, kind, OWNER, namespace)]
+    return ours + [kind for version, kind in kinds[1:] if cluster.count(version, kind, "ray.io/cluster", namespace)]
 
 
 def results(airflow: AirflowInstance, run: str) -> dict[str, Any]:
@@ -88,7 +83,9 @@ def check(airflow: AirflowInstance, run: str) -> None:
     assert found["release"]["left"] == []
 
 
-def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(slices: Testbed, airflow: AirflowInstance) -> None:
+def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
+    kubernetes: KubernetesFaults, namespace: str, airflow: AirflowInstance
+) -> None:
     run = started(airflow)
     state = airflow.api.wait_run(DAG, run, deadline_s=LIMIT_S)["state"]
     if state != "success":
@@ -98,11 +95,11 @@ def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(slices: Testb
     check(airflow, run)
     lines = str(airflow.api.log_events(DAG, run, "train", 1))
     assert "epoch 6: loss" in lines
-    assert nothing_is_left(slices)
+    assert left(kubernetes, namespace) == []
 
 
 def test_an_api_server_that_is_away_for_a_while_in_each_phase_changes_nothing(
-    slices: Testbed, airflow: AirflowInstance
+    slices: Testbed, namespace: str, airflow: AirflowInstance
 ) -> None:
     """And every watch is cut once."""
     over = threading.Event()
@@ -134,11 +131,11 @@ def test_an_api_server_that_is_away_for_a_while_in_each_phase_changes_nothing(
     check(airflow, run)
     assert airflow.api.task(DAG, run, "train")["try_number"] == 1
     assert len([name for name in outages if name in ("provision", "labelled", "train", "serve")]) == 4
-    eventually(lambda: nothing_is_left(slices), "nothing is left")
+    eventually(lambda: not left(slices, namespace), "nothing is left")
 
 
 def test_a_host_that_vanishes_in_training_costs_one_try_and_the_next_goes_on_from_the_checkpoint(
-    slices: Testbed, airflow: AirflowInstance
+    slices: Testbed, namespace: str, airflow: AirflowInstance
 ) -> None:
     """F13, F15: class Preempted, and one submission for each try."""
     node, api = "v4-2x2x2-1-1", airflow.api
@@ -155,7 +152,7 @@ def test_a_host_that_vanishes_in_training_costs_one_try_and_the_next_goes_on_fro
     assert "going on after epoch" in again
     assert api.xcom(DAG, run, "train")["submission_id"].endswith("-a1")
     check(airflow, run)
-    eventually(lambda: nothing_is_left(slices), "nothing is left")
+    eventually(lambda: not left(slices, namespace), "nothing is left")
 
 
 def _log(airflow: AirflowInstance, run: str, attempt: int) -> str:

@@ -106,7 +106,7 @@ def test_a_ray_that_is_not_there_yet_is_waited_for(allowed: Path, place: str, se
 
 
 def test_a_missing_right_is_named_with_what_grants_it(any_cluster: KubernetesFaults, place: str) -> None:
-    with any_cluster.namespace("proxy") as another:
+    with any_cluster.namespace("proxy", wait=False) as another:
         stranger = any_cluster.kubeconfig_for([PROXY], another)
         error = error_of(stranger, place, "empty")
     assert isinstance(error, Misconfigured), error

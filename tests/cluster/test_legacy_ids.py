@@ -9,7 +9,6 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
-from tests.cluster import needs
 from tests.cluster.manifests import ray_cluster
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
@@ -30,11 +29,10 @@ class Host(NamedTuple):
 
 
 @pytest.fixture(scope="module")
-def legacy() -> Iterator[Testbed]:
-    """One plain node and two slices of two hosts; KubeRay gives no index to pods."""
-    needs.a_testbed(nodes=True)
-    with Testbed.up("cpu", "v4-2x2x2*2", operator_gates="RayMultiHostIndexing=false") as testbed:
-        yield testbed
+def legacy(slices: Testbed) -> Iterator[Testbed]:
+    """KubeRay gives no index to pods."""
+    with slices.operator_gates("RayMultiHostIndexing=false"):
+        yield slices
 
 
 @pytest.fixture

@@ -24,11 +24,12 @@ _FIELD_MANAGER = "raytpu-testbed"
 
 
 @contextmanager
-def namespace(cluster: KubernetesFaults, name: str) -> Iterator[str]:
+def namespace(cluster: KubernetesFaults, name: str, *, wait: bool = True) -> Iterator[str]:
     """A namespace in which pods may be made; gone, with all that is in it, when this ends.
 
     :param cluster: where.
     :param name: of it.
+    :param wait: until it is gone, which takes Kubernetes five seconds; else it is told to go.
     """
     from tests.testbed.faults import wait_until
 
@@ -52,9 +53,12 @@ def namespace(cluster: KubernetesFaults, name: str) -> Iterator[str]:
         yield name
     finally:
         cluster.core.delete_namespace(name)
-        wait_until(
-            lambda: not answers(cluster.core.read_namespace, name), 180, f"the namespace {name} is still in deletion"
-        )
+        if wait:
+            wait_until(
+                lambda: not answers(cluster.core.read_namespace, name),
+                180,
+                f"the namespace {name} is still in deletion",
+            )
 
 
 def role(rules: Iterable[Manifest], name: str) -> list[Manifest]:

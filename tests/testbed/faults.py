@@ -54,12 +54,13 @@ class KubernetesFaults:
         return self._dynamic
 
     @contextmanager
-    def namespace(self, prefix: str = "t") -> Iterator[str]:
+    def namespace(self, prefix: str = "t", *, wait: bool = True) -> Iterator[str]:
         """A new namespace, gone with all that is in it when this ends.
 
         :param prefix: of its name.
+        :param wait: until it is gone; else it is told to go.
         """
-        with accounts.namespace(self, f"{prefix}-{secrets.token_hex(3)}") as name:
+        with accounts.namespace(self, f"{prefix}-{secrets.token_hex(3)}", wait=wait) as name:
             yield name
 
     def kubeconfig_for(self, rights: Path | Iterable[dict[str, Any]], namespace: str, account: str = "") -> Path:
@@ -215,15 +216,16 @@ class KubernetesFaults:
         finally:
             change(False)
 
-    def count(self, api_version: str, kind: str, selector: str = "") -> int:
+    def count(self, api_version: str, kind: str, selector: str = "", namespace: str | None = None) -> int:
         """How many objects there are.
 
         :param api_version: of the kind.
         :param kind: `RayCluster`.
         :param selector: of labels.
+        :param namespace: where; everywhere if left out.
         """
         resource = self.dynamic.resources.get(api_version=api_version, kind=kind)
-        return len(resource.get(label_selector=selector).items)
+        return len(resource.get(label_selector=selector, namespace=namespace).items)
 
 
 def wait_until(holds: Callable[[], Any], timeout: float, what: Callable[[], str] | str, interval: float = 0.2) -> Any:

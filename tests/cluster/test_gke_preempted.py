@@ -1,0 +1,93 @@
+"""Work on a lease that Kueue takes away for somebody more important: it ends as preempted, and its retry goes on."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("kubernetes", reason="tests on a cluster need the extra `dev`")
+
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.flows.jobs import JobRequest, begin, run_job
+from raytpu_ops.flows.leases import give_back, wait_whole
+from raytpu_ops.flows.packages import runtime_env_with
+from raytpu_ops.tpu.deadlines import Phase, Schedule
+from raytpu_ops.tpu.errors import Preempted
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.tpu.work import CommandWork, dump_work
+from tests.cluster.leases import acquired, backend, owner
+from tests.cluster.queues import quota
+from tests.testbed.faults import KubernetesFaults
+from tests.waiting import eventually_async
+
+pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
+
+RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
+ONE = SliceSpec.of("v4", "2x2x2")
+#: What only a hang takes.
+LIMIT_S = 600.0
+
+
+def schedule() -> Schedule:
+    phases = ("queued", "provisioning", "labelled", "starting", "running")
+    return Schedule.start(dict.fromkeys(phases, LIMIT_S))
+
+
+async def requested(gke: GkeBackend, lease: SliceLease, command: str) -> JobRequest:
+    """As the operator makes it, for a command that each host runs in a shell."""
+    attempt = await begin(gke, lease, owner("work"), 0, schedule=schedule(), say=print)
+    environment = await runtime_env_with(gke, lease, None, None, schedule=schedule(), say=print)
+    work = CommandWork.of(argv=["sh", "-c", command], spec=ONE, start_timeout_s=LIMIT_S)
+    return JobRequest(attempt=attempt, work=dump_work(work), runtime_env=environment, schedule=schedule(), poll_s=0.5)
+
+
+async def released(gke: GkeBackend, lease: SliceLease) -> None:
+    await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
+
+
+async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_when_the_quota_is_back(
+    any_queued_slice: KubernetesFaults,
+) -> None:
+    cluster = any_queued_slice
+    with cluster.namespace("gke-preempted") as namespace, quota(cluster, namespace, chips=8) as queue:
+        kubeconfig = cluster.kubeconfig_for(RBAC, namespace)
+        gke = backend(kubeconfig, namespace=namespace, queue=queue.name)
+        important = backend(kubeconfig, namespace=namespace, queue=queue.name, queue_priority=queue.priority)
+
+        lease = await acquired(gke, "low", ONE)
+        await wait_whole(gke, lease, schedule=schedule(), say=print)
+        lines: list[str] = []
+        request = await requested(gke, lease, "echo at work; sleep 900")
+        working = asyncio.create_task(run_job(gke, lease, request, emit=lines.append, say=print))
+
+        async def at_work() -> bool:
+            if working.done():
+                working.result()
+            return any("at work" in line for line in lines)
+
+        await eventually_async(at_work, "it is at work", limit_s=LIMIT_S)
+
+        high = await acquired(important, "high", ONE)
+        with pytest.raises(Preempted) as ended:
+            await working
+        assert request.attempt.submission_id in str(ended.value)
+
+        async def queued_again() -> bool:
+            report = await gke.observe(lease)
+            return report.phase is Phase.QUEUED and "lost its quota: Preempted" in report.describe()
+
+        await eventually_async(queued_again, "the lease is queued again")
+        await released(important, high)
+
+        await wait_whole(gke, lease, schedule=schedule(), say=print)
+        again = await requested(gke, lease, "echo once more")
+        result = await run_job(gke, lease, again, emit=lines.append, say=print)
+        assert len(result["hosts"]) == 2
+        assert sum("once more" in line for line in lines) == 2
+        await released(gke, lease)
+        assert cluster.count("ray.io/v1", "RayCluster", OWNER, namespace) == 0
