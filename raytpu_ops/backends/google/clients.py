@@ -9,6 +9,7 @@ elsewhere. Not here: what is asked (the backends), what a refusal means (``refus
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import ssl
 from collections.abc import Awaitable, Callable, Sequence
@@ -50,6 +51,8 @@ class GoogleApis:
         self._access = access
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
+        #: The headers that carry the present token.
+        self._bearer: dict[str, str] = {}
         self._opened: list[ClusterManagerAsyncClient | TpuAsyncClient] = []
 
     async def __aenter__(self) -> Self:
@@ -76,7 +79,8 @@ class GoogleApis:
         """The client of GKE's API, opened when it is first used. Its calls go through :meth:`ask`."""
         from google.cloud.container_v1 import ClusterManagerAsyncClient
 
-        client = ClusterManagerAsyncClient(credentials=_nobody(), client_options=self._reached("container"))
+        carrier = _carrier(lambda: self._bearer)
+        client = ClusterManagerAsyncClient(credentials=carrier, client_options=self._reached("container"))
         self._opened.append(client)
         return client
 
@@ -85,7 +89,9 @@ class GoogleApis:
         """The client of Cloud TPU's API, opened when it is first used. Its calls go through :meth:`ask`."""
         from google.cloud.tpu_v2 import TpuAsyncClient
 
-        client = TpuAsyncClient(credentials=_nobody(), client_options=self._reached("tpu"))
+        # Their debug log has whole requests, and with them the token of a node's Ray.
+        logging.getLogger("google.cloud.tpu_v2").setLevel(logging.INFO)
+        client = TpuAsyncClient(credentials=_carrier(lambda: self._bearer), client_options=self._reached("tpu"))
         self._opened.append(client)
         return client
 
@@ -108,9 +114,7 @@ class GoogleApis:
         :param method: ``apis.container.get_node_pool`` and the like.
         :param fields: what the method takes: ``name=…``, ``request=…``. Not of a ``list_…`` that comes in pages.
         """
-        return await self._through_door(
-            asked, lambda headers: method(**fields, retry=None, timeout=self._timeout_s, metadata=headers)
-        )
+        return await self._through_door(asked, lambda: method(**fields, retry=None, timeout=self._timeout_s))
 
     async def ask_or_none(self, asked: str, method: Callable[..., Awaitable[T]], **fields: Any) -> T | None:
         """A call to which "does not exist" is an answer: None only where Google says NOT_FOUND (F07)."""
@@ -128,9 +132,9 @@ class GoogleApis:
         :raises RemoteUnavailable: also where Google lists only a part, because some place did not answer it.
         """
 
-        async def read(headers: Sequence[tuple[str, str]]) -> list[Any]:
+        async def read() -> list[Any]:
             found: list[Any] = []
-            pager = await method(**fields, retry=None, timeout=self._timeout_s, metadata=headers)
+            pager = await method(**fields, retry=None, timeout=self._timeout_s)
             async for page in pager.pages:
                 if getattr(page, "unreachable", None):
                     raise RemoteUnavailable(f"Google, {asked}: no answer from {', '.join(page.unreachable)}")
@@ -178,11 +182,11 @@ class GoogleApis:
         endpoint = self._access.endpoints.get(api) or PUBLIC[api]
         base = endpoint if endpoint.startswith(("http://", "https://")) else f"https://{endpoint}"
 
-        async def send(headers: Sequence[tuple[str, str]]) -> Json:
+        async def send() -> Json:
             from google.api_core.exceptions import format_http_response_error
 
             assert self._http is not None, "use `async with GoogleApis(...)`"
-            response = await self._http.request(verb, f"{base}{path}", json=body, headers=list(headers))
+            response = await self._http.request(verb, f"{base}{path}", json=body, headers=self._bearer)
             payload = _object(response)
             if response.is_success and payload is not None:
                 return payload
@@ -190,16 +194,16 @@ class GoogleApis:
 
         return await self._through_door(asked, send)
 
-    async def _through_door(self, asked: str, send: Callable[[Sequence[tuple[str, str]]], Awaitable[T]]) -> T:
+    async def _through_door(self, asked: str, send: Callable[[], Awaitable[T]]) -> T:
         """One call, sent again with a new token where the last one was refused (F38)."""
         import httpx
         from google.api_core.exceptions import GoogleAPIError, Unauthenticated, Unauthorized
         from google.auth.exceptions import GoogleAuthError
 
         for renewed in (False, True):
-            headers = await self._headers(renew=renewed)
+            await self._get_ready(renew=renewed)
             try:
-                return await send(headers)
+                return await send()
             except (Unauthenticated, Unauthorized) as error:
                 if renewed:
                     raise refused(error, asked) from error
@@ -207,18 +211,25 @@ class GoogleApis:
                 raise refused(error, asked) from error
         raise AssertionError("unreachable: the second round returns or raises")
 
-    async def _headers(self, *, renew: bool) -> list[tuple[str, str]]:
+    async def _get_ready(self, *, renew: bool) -> None:
         credentials = await self._access.credentials(renew=renew)
         headers: dict[str, str] = {}
         credentials.apply(headers)
-        return [(name.lower(), value) for name, value in headers.items()]
+        self._bearer = {name.lower(): value for name, value in headers.items()}
 
 
-def _nobody() -> AnonymousCredentials:
-    """Clients have no credentials of their own: each call brings its token, so a new one needs no new client."""
+def _carrier(bearer: Callable[[], dict[str, str]]) -> AnonymousCredentials:
+    """Credentials that only carry the present token to the wire: a new one needs no new client.
+
+    As metadata of the call it would be in Google's own debug log.
+    """
     from google.auth.credentials import AnonymousCredentials
 
-    return AnonymousCredentials()
+    class Carrier(AnonymousCredentials):  # type: ignore[misc] # google-auth has no types
+        def before_request(self, request: Any, method: str, url: str, headers: dict[str, str]) -> None:
+            headers.update(bearer())
+
+    return Carrier()
 
 
 def _trust() -> ssl.SSLContext | bool:

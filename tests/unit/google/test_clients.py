@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -166,17 +167,31 @@ async def test_a_page_that_is_no_json_is_an_outage(google: GoogleFake, apis: Goo
         await apis.compute("GET", "nothing/like/this", "get nothing")
 
 
-async def test_nothing_of_the_token_is_in_errors_or_names(
-    google: GoogleFake, access: DefaultAccess, apis: GoogleApis
+async def test_nothing_of_a_token_is_in_errors_names_or_the_log_of_googles_own_clients(
+    google: GoogleFake, access: DefaultAccess, apis: GoogleApis, caplog: pytest.LogCaptureFixture
 ) -> None:
-    credentials = await access.credentials()
+    log = logging.getLogger("google")
+    caplog.set_level("DEBUG")
+    caplog.set_level("DEBUG", logger="google")
+    log.addHandler(caplog.handler)  # as GOOGLE_SDK_PYTHON_LOGGING_SCOPE=google does; it reaches no other logger
+    try:
+        await apis.ask("get cluster", apis.container.get_cluster, name=CLUSTER)
+        node = queued({"metadata": {"raytpu-token": "ray-s3cret"}})
+        fields = {"parent": PARENT, "queued_resource_id": "q", "queued_resource": node}
+        await apis.ask("create", apis.tpu.create_queued_resource, **fields)
+        await apis.permissions(["tpu.nodes.get"])
+    finally:
+        log.removeHandler(caplog.handler)
     google.deny("container.clusters.get")
     with pytest.raises(Misconfigured) as caught:
         await apis.ask("get cluster", apis.container.get_cluster, name=CLUSTER)
-    assert credentials.token
-    for text in (str(caught.value), repr(access), repr(apis), str(access.selectors)):
-        assert credentials.token not in text
-        assert "private_key" not in text
+    token = (await access.credentials()).token
+    logged = "".join(str(vars(record)) for record in caplog.records)
+    assert "google.container.v1.ClusterManager" in logged, "their debug log is on"
+    for text in (str(caught.value), repr(access), repr(apis), str(access.selectors), logged):
+        assert token not in text
+        assert "PRIVATE KEY" not in text
+        assert "ray-s3cret" not in text
 
 
 class TestDefaultAccess:
