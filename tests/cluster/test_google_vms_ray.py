@@ -20,18 +20,22 @@ if why := zone.missing():
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(400)]
 
 HEAD = f"{PARENT}/nodes/qr-0"
-#: Joins whatever Google says that the first worker of the first slice is.
+TOKEN = "a-token-of-this-test-alone-0123456789"
+#: Joins whatever Google says that the first worker of the first slice is; what comes before Ray's head is up fails
+#: and is tried again.
 SCRIPT = f"""#!/bin/bash
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN={TOKEN}
 ask() {{ curl -sS --fail -H 'Metadata-Flavor: Google' \
     "http://metadata.google.internal/computeMetadata/v1/instance/$1"; }}
 ip=$(ask network-interfaces/0/ip)
 head=$(ask attributes/tpu-env | sed -n "s/^MEGASCALE_COORDINATOR_ADDRESS: '\\(.*\\):8080'/\\1/p")
 small="--num-cpus=1 --object-store-memory=100000000 --disable-usage-stats --block"
-ray() {{ exec {sys.executable} -m ray.scripts.scripts start --node-ip-address="$ip" $small "$@"; }}
-[[ $ip == "$head" ]] && ray --head --port=6379 --include-dashboard=false
-until (exec 3<> "/dev/tcp/$head/6379") 2> /dev/null; do sleep 1; done
-ray --address="$head:6379"
+role="--address=$head:6379"
+[[ $ip == "$head" ]] && role="--head --port=6379 --include-dashboard=false"
+until (exec 3<> "/dev/tcp/$head/6379") 2> /dev/null || [[ $ip == "$head" ]]; do sleep 1; done
+until {sys.executable} -m ray.scripts.scripts start --node-ip-address="$ip" $small $role; do sleep 1; done
 """
+AUTH = ("RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN={TOKEN}")
 LOOK = """
 import json, ray
 ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
@@ -48,7 +52,7 @@ def test_ray_labels_itself_from_the_metadata_server() -> None:
         def nodes() -> dict[str, Any] | None:
             if not vms.log(HEAD) or "Ray runtime started" not in vms.log(HEAD):
                 return None
-            said = vms.run(HEAD, 0, "env", "HOME=/root", sys.executable, "-c", LOOK)
+            said = vms.run(HEAD, 0, "env", "HOME=/root", *AUTH, sys.executable, "-c", LOOK)
             found = {address: (labels, resources) for address, labels, resources in json.loads(said.splitlines()[-1])}
             return found if found.keys() == addresses else None
 
