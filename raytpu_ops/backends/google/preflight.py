@@ -124,7 +124,7 @@ async def _reservation(
         )
     where = f"Compute Engine has no reservation {name} in {', '.join(absent)}"
     if absent:
-        notes.append(f"{where}; Cloud TPU may have it" if nowhere else f"{where}: it is not tried there with success")
+        notes.append(f"{where}; Cloud TPU may have it" if nowhere else f"{where}: tries there will fail")
     return [*problems, *notes]
 
 

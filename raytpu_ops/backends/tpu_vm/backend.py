@@ -2,7 +2,7 @@
 
 Worker 0 of the first slice is Ray's head, unless the user has one. Everything is found again from the queued
 resource: its name follows from the owner, its nodes' metadata hold the rest, Ray's token too. So whoever may
-read the metadata of TPU VMs in the project (``tpu.nodes.get``, ``tpu.queuedResources.get``), or runs something
+read the metadata of TPU VMs in the project (``tpu.nodes.get``), or runs something
 on the VMs, can read the token; it is in no label, log, XCom or argument.
 
 Not here: requests (``request.py``), the way up (``granting.py``) and down (``giving_back.py``), what the answers

@@ -125,7 +125,7 @@ class TestReservations:
     async def test_one_zone_of_several_is_enough(self, google: GoogleFake, apis: GoogleApis) -> None:
         google.compute.add_reservation("r", "ct4p-hightpu-4t", 8, zone=ZONE, project=PROJECT)
         notes = await gke(apis, Reservation("r"), zones=["us-central2-a", ZONE])
-        assert "Compute Engine has no reservation r in us-central2-a: it is not tried there with success" in notes
+        assert "Compute Engine has no reservation r in us-central2-a: tries there will fail" in notes
 
     def test_one_of_chips(self) -> None:
         def resources(chips: int) -> list[Any]:
