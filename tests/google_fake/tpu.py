@@ -12,7 +12,7 @@ from google.cloud import tpu_v2
 from google.longrunning import operations_pb2
 from google.protobuf import empty_pb2
 
-from tests.google_fake import refusals, tpu_rules
+from tests.google_fake import pool_rules, refusals, tpu_rules
 from tests.google_fake.gate import Ask, Rpc
 from tests.google_fake.refusals import Code, Refusal
 from tests.google_fake.tpu_queue import Initiator, NodeState, Queue, State, finish
@@ -212,7 +212,7 @@ class Tpu(Queue):
             if path not in ("description", "tags", "labels", "metadata"):
                 raise refusals.invalid(f"Field {path} of a node cannot be updated.")
             setattr(node, path, getattr(request.node, path))
-        tpu_rules.check_labels(node.labels, "node.labels")
+        pool_rules.check_labels(node.labels, "node.labels")
         self._tell("node_changed", node)
         operation = self._operation(request.node.name, "update")
         self.clock.after(self.delays.accept, lambda: finish(operation, tpu_v2.Node.pb(node)))
