@@ -33,7 +33,9 @@ BATCH = 30
     tags=["tpu", "ray", "jax"],
     doc_md=__doc__,
     params={
-        "backend": Param("local", enum=["local", "gke", "tpu_vm"], title="Backend", description="Who grants the slices."),
+        "backend": Param(
+            "local", enum=["local", "gke", "tpu_vm"], title="Backend", description="Who grants the slices."
+        ),
         "generation": Param(
             "v4",
             enum=["v4", "v5e", "v5p", "v6e", "7x"],
