@@ -61,6 +61,8 @@ def _up(args: argparse.Namespace) -> None:
     )
     print(f"run {testbed.layout.id} is up after {time.monotonic() - began:.1f} s")
     print(f"export KUBECONFIG={testbed.kubeconfig}")
+    # For the suite: RAYTPU_TEST_KUBECONFIG is the same, and this is where its pods keep checkpoints.
+    print(f"export RAYTPU_TEST_STORAGE={testbed.shared}")
 
 
 def main() -> None:
