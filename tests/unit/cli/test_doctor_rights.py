@@ -96,6 +96,7 @@ CALLS: dict[str, tuple[Any, ...]] = {
     "ray_cluster": ("one",),
     "ray_clusters": ("a=b",),
     "apply_ray_cluster": ({"metadata": {"name": "one"}},),
+    "change_ray_cluster": ({"metadata": {"name": "one", "uid": "uid", "resourceVersion": "1"}}, {"a": "b"}),
     "delete_ray_cluster": ("one", "uid"),
     "pods": ("one",),
     "delete_pod": ("pod", "uid"),
@@ -133,7 +134,8 @@ async def test_the_backends_calls_need_the_table_and_nothing_less():
         handler.fallback << {"items": [], "data": {}, "metadata": {}}
         async with KubeApi(_Access(str(handler.url)), "ns") as api:
             for name, arguments in CALLS.items():
-                await getattr(api, name)(*arguments)
+                more = {"suspend": True} if name == "change_ray_cluster" else {}
+                await getattr(api, name)(*arguments, **more)
         for request in handler:
             needed |= asked_for(request)
     through_ray = {key for key in keys(RIGHTS) if key[1] == "services/proxy"}

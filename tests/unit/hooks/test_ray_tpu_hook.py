@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,6 +17,8 @@ from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 
 Connect = Callable[..., str]
+#: A lease on nodes that exist already.
+WITHOUT_POOLS: Any = SimpleNamespace(pools=None)
 
 
 def lease(conn_id: str | None, backend: str = "gke", **place: str) -> SliceLease:
@@ -67,7 +70,7 @@ def test_a_lease_leads_to_the_cluster_that_granted_it(connect: Connect) -> None:
     connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", namespace="ml", image="ray:1")
     granted = gke(RayTpuHook("tpus", options={"kubernetes_conn_id": "k8s", "namespace": "eval"}))
 
-    later = gke(RayTpuHook.for_lease(lease("tpus", **granted._place(None))))
+    later = gke(RayTpuHook.for_lease(lease("tpus", **granted._place(WITHOUT_POOLS))))
 
     assert later.access.selectors == {"kubernetes_conn_id": "k8s"}
     assert (later.settings.namespace, later.settings.image) == ("eval", "ray:1")
