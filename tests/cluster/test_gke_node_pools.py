@@ -60,7 +60,7 @@ def test_the_pipeline_runs_from_no_node_to_a_served_model_and_back(slices: Testb
     storage = slices.shared
     with slices.namespace("gke-node-pools") as namespace:
         extra = {
-            **small(storage),
+            **small(str(storage)),
             "namespace": namespace,
             "kubeconfig": str(slices.kubeconfig_for(RBAC, namespace)),
             "node_pools": {"cluster": CLUSTER},

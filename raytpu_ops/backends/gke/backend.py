@@ -28,6 +28,7 @@ from raytpu_ops.backends.gke.node_pools import own_nodes
 from raytpu_ops.backends.gke.objects import PodView
 from raytpu_ops.backends.gke.planning import planned
 from raytpu_ops.backends.gke.pool_leases import PoolLeases
+from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, server_of, through_proxy
 from raytpu_ops.backends.gke.record import OWNER, Record, as_lease, owned_by, read_record
 from raytpu_ops.backends.gke.settings import Settings
@@ -78,21 +79,30 @@ class GkeBackend:
         self._tokens: dict[tuple[str, datetime], RayCredentials] = {}
         #: Leases of which nothing is known at the moment, and since when.
         self._silent: dict[str, datetime] = {}
-        self._pools: PoolLeases | None = None
-        if self.settings.node_pools is not None:
-            self._pools = PoolLeases(
-                self.settings.node_pools,
-                self.access,
-                cloud if cloud is not None else DefaultAccess(),
-                self._api,
-                clock=clock,
-                sleep=sleep,
-            )
+        self._cloud: CloudAccess = cloud if cloud is not None else DefaultAccess()
+        options_of_pools = self.settings.node_pools
+        self._pools = None if options_of_pools is None else self._pool_leases(options_of_pools)
+        #: For leases that have node pools though this backend makes none: a reaper meets some.
+        self._others: dict[str, PoolLeases] = {}
 
     @property
     def acquires_in_task(self) -> bool:
         """Kubernetes answers within seconds, and Google takes its time to make node pools."""
         return self._pools is None
+
+    def _pool_leases(self, options: NodePools) -> PoolLeases:
+        return PoolLeases(options, self.access, self._cloud, self._api, clock=self._clock, sleep=self._sleep)
+
+    def _pools_of(self, lease: SliceLease) -> PoolLeases | None:
+        """Where the lease's own node pools are; None where it has none."""
+        if self._pools is not None:
+            return None if self._pools.options.reuse else self._pools
+        if "node pool" not in lease.created:
+            return None
+        told = lease.place["node_pools"]
+        if told not in self._others:
+            self._others[told] = self._pool_leases(Settings.of({"node_pools": told}).node_pools or NodePools())
+        return self._others[told]
 
     @property
     def ships_runtime(self) -> bool:
@@ -208,7 +218,8 @@ class GkeBackend:
         """What KubeRay, Kubernetes, Kueue, GKE and Ray say of the lease."""
 
         async def lost(record: Record) -> tuple[list[str], str]:
-            return await self._pools.lost(lease, record) if self._pools is not None else ([], "")
+            pools = self._pools_of(lease)
+            return await pools.lost(lease, record) if pools is not None else ([], "")
 
         try:
             async with self._api() as api:
@@ -240,18 +251,20 @@ class GkeBackend:
             return Done(None)
 
         await self._waiting(f"pods of lease {lease.id}", act)
-        record = await self._pools.mend(lease) if self._pools is not None else None
+        pools = self._pools_of(lease)
+        record = await pools.mend(lease) if pools is not None else None
         return lease if record is None else self._lease(record).model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:
         """Tell the RayCluster and its pods to go, then the node pools that were made for it (F25)."""
         giving = GivingBack(lease.owner, lease.id, self.settings.namespace, self._clock)
-        if self._pools is None or self._pools.options.reuse:
+        pools = self._pools_of(lease)
+        if pools is None:
             async with self._api() as api:
                 await giving.kubernetes(api)
         else:
-            await giving.tried(self._pools.kubernetes(giving))
-            await giving.tried(self._pools.give_back(giving, lease))
+            await giving.tried(pools.kubernetes(giving))
+            await giving.tried(pools.give_back(giving, lease))
         return giving.released
 
     async def list_leases(self, **labels: str) -> list[SliceLease]:
@@ -304,9 +317,10 @@ class GkeBackend:
     def _place(self, record: Record) -> dict[str, str]:
         """What a later task needs to find the lease the same way; each is an option of this backend."""
         chosen = {"namespace": self.settings.namespace, "runtime": self.settings.runtime, **self.access.selectors}
-        if self._pools is None:
-            return chosen
-        return {**chosen, **self._pools.place(record)}
+        if record.pools is not None:
+            options = (self.settings.node_pools or NodePools()).model_copy(update={"cluster": record.pools.cluster})
+            return {**chosen, **self._cloud.selectors, "node_pools": options.to_text(), "zone": record.pools.zone}
+        return {**chosen, "node_pools": self.settings.node_pools.to_text()} if self.settings.node_pools else chosen
 
     def _api(self) -> KubeApi:
         return KubeApi(self.access, self.settings.namespace)

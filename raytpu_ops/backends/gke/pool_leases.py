@@ -102,14 +102,6 @@ class PoolLeases:
             f"'{location}-b'"
         )
 
-    def place(self, record: Record) -> dict[str, str]:
-        """What a later task needs to find the pools again."""
-        found = {"node_pools": self.options.to_text(), **self._cloud.selectors}
-        if record.pools is None:
-            return found
-        options = self.options.model_copy(update={"cluster": record.pools.cluster})
-        return {**found, "node_pools": options.to_text(), "zone": record.pools.zone}
-
     async def preflight(self, plan: Plan) -> list[str]:
         """What Google says beforehand.
 

@@ -181,11 +181,12 @@ class Life:
             self.killer.rests()
 
     async def _end(self) -> None:
-        """The release task and the reaper, with nothing going wrong any more."""
+        """The release task and the reaper, with nothing going wrong any more: each goes on until its lease is gone."""
         self._heal()
+        leases = [self.lease] if self.lease is not None else []
+        leases += await self.backend().list_leases()
         for _ in range(80):
-            known = [self.lease] if self.lease is not None else []
-            for lease in [*known, *await self.backend().list_leases()]:
+            for lease in leases:
                 await self.backend().release(lease)
             await self.world.sleep(30)
             if not self.world.left:

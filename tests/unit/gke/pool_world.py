@@ -113,6 +113,12 @@ class World:
             **options,
         )
 
+    def plain_backend(self) -> GkeBackend:
+        """One that was told nothing of node pools."""
+        return GkeBackend(
+            self.access, cloud=FakeAccess(self.google), clock=lambda: self.now, sleep=self.sleep, namespace=NAMESPACE
+        )
+
     async def plan(self, backend: GkeBackend, capacity: Any = None, spec: SliceSpec = SPEC, **deadlines: Any) -> Plan:
         plan = await backend.plan(spec, ladder(capacity), lease_for=timedelta(hours=12))
         return plan.model_copy(update={"deadlines": plan.deadlines.model_copy(update=deadlines)})

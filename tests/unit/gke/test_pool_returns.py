@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from google.cloud.container_v1 import NodePool
 
+from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.flows.leases import take_back
 from raytpu_ops.hooks.kubernetes import found_again
@@ -74,6 +76,15 @@ async def test_money_is_in_the_pools_so_they_go_where_kubernetes_does_not_answer
 
     assert {pool.status.name for pool in world.pools.values()} == {"STOPPING"}
     assert any("apiserver is shutting down" in line for line in released.left)
+
+
+async def test_they_go_where_there_is_no_way_to_kubernetes_any_more(world: World, lease: SliceLease, tmp_path: Path):
+    world.access = KubeconfigAccess(str(tmp_path / "none"))
+
+    released = await world.backend().release(lease)
+
+    assert {pool.status.name for pool in world.pools.values()} == {"STOPPING"}
+    assert any("is no file on this machine" in line for line in released.left)
 
 
 async def test_pods_go_where_google_does_not_answer(world: World, lease: SliceLease):
@@ -325,3 +336,15 @@ def secrets_in(value: Any) -> bool:
 async def test_no_token_is_in_lease_log_labels_or_record(world: World, lease: SliceLease):
     pools = [str(pool) for pool in world.pools.values()]
     assert not any(secrets_in(one) for one in [lease.to_xcom(), world.said, pools, world.record(lease.id)])
+
+
+async def test_a_backend_that_makes_no_pools_gives_those_of_a_lease_back(world: World, lease: SliceLease):
+    """A reaper, or a person with a kubeconfig, whose connection says nothing of node pools."""
+    plain = world.plain_backend()
+    [found] = await plain.list_leases()
+    assert found.created == lease.created
+
+    while (await plain.release(found)).left:
+        await world.sleep(10)
+
+    assert world.left == {}
