@@ -17,6 +17,9 @@ from raytpu_ops.backends.tpu_vm.startup import STATE
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.tpu.errors import Misconfigured
 
+#: So many nodes are asked for by name; more come with all nodes of the zone, in one answer.
+_ONE_BY_ONE = 4
+
 
 class TpuApi:
     """The Cloud TPU API of a project; use it as an async context manager.
@@ -105,6 +108,14 @@ class TpuApi:
             f"get node {name} in {zone}", self.apis.tpu.get_node, name=f"{self._parent(zone)}/nodes/{name}"
         )
         return None if found is None else NodeView.of(found)
+
+    async def nodes_of(self, view: QueuedView) -> list[NodeView]:
+        """Those nodes of a queued resource that exist, in the order of its slices."""
+        if len(view.node_ids) <= _ONE_BY_ONE:
+            found = [await self.node(view.zone, name) for name in view.node_ids]
+            return [node for node in found if node is not None]
+        by_id = {node.id: node for node in await self.nodes(view.zone)}
+        return [by_id[name] for name in view.node_ids if name in by_id]
 
     async def delete_node(self, zone: str, name: str) -> None:
         """Tell a node to go; fine where it is gone."""

@@ -228,8 +228,7 @@ class TpuVmBackend:
             view = await api.queued_resource(zone, name)
             if view is None or view.owner != lease.owner.digest:
                 return Seen(None)
-            found = [await api.node(zone, node) for node in view.node_ids]
-        seen = Seen(view, {node.id: node for node in found if node is not None})
+            seen = Seen(view, {node.id: node for node in await api.nodes_of(view)})
         self._looked[lease.id] = (self._clock(), seen)
         return seen
 

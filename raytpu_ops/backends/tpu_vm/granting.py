@@ -183,8 +183,7 @@ class Granting:
             seen_before = True
             self._made.add(zone)
             up = view.meaning in (Meaning.COMING, Meaning.THERE)
-            found = [await self._api.node(zone, name) for name in view.node_ids] if up else []
-            return view, [node for node in found if node is not None]
+            return view, await self._api.nodes_of(view) if up else []
 
         def judge(seen: tuple[QueuedView, list[NodeView]] | None) -> Pending | Done[Granted]:
             if seen is None:

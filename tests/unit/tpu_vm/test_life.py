@@ -11,7 +11,8 @@ from google.cloud import tpu_v2
 
 from raytpu_ops.backends.base import Backend, backend_names, make_backend
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
-from raytpu_ops.backends.tpu_vm.backend import BACK_WITHIN, GOOD_FOR
+from raytpu_ops.backends.tpu_vm.backend import BACK_WITHIN, GOOD_FOR, _endpoint
+from raytpu_ops.backends.tpu_vm.objects import NodeView
 from raytpu_ops.backends.tpu_vm.record import OWNER, TOKEN
 from raytpu_ops.tpu.capacity import FlexStart, Queued, Spot, ladder
 from raytpu_ops.tpu.deadlines import Phase
@@ -23,6 +24,7 @@ from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.unit.tpu_vm.conftest import ME, OTHER, SPEC, ZONES, Make, planned, until
 from tests.unit.tpu_vm.test_acquire import NAME, full, nothing_left
+from tests.unit.tpu_vm.test_health import RECORD
 
 PARENT = f"projects/{PROJECT}/locations/{ZONE}"
 
@@ -163,6 +165,24 @@ async def test_a_head_of_ones_own_brings_its_token_and_its_addresses(google: Goo
 def test_a_head_and_its_token_go_together(google: GoogleFake, make: Make, options: dict[str, str], told: str):
     with pytest.raises(InvalidSpec, match=told):
         make(**options)
+
+
+def test_the_head_is_reached_at_its_public_address_where_somebody_says_so():
+    node = NodeView(ZONE, "a-0", "READY", "HEALTHY", ME.digest, None, "a", "10.0.0.2", "203.0.113.7", None)
+    for external, host in ((False, "10.0.0.2"), (True, "203.0.113.7")):
+        found = _endpoint("a", ZONE, RECORD.model_copy(update={"external": external}), node)
+        assert found.address == f"http://{host}:8265"
+        assert found.serve_address == f"http://{host}:8000"
+        # A public address is translated on the way: the VM itself has the other one.
+        assert found.serve_listens == "10.0.0.2:8000"
+
+
+async def test_many_slices_are_one_question(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(spec=SliceSpec.of("v4", "2x2x1", num_slices=6)), ME)
+    assert len(lease.created["slice"]) == 6
+    assert google.asked("GetNode") == []
+    assert (await make().observe(lease)).phase is Phase.LABELLED
+    assert google.asked("GetNode") == []
 
 
 # Found again
