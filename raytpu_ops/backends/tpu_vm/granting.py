@@ -19,6 +19,7 @@ from raytpu_ops.backends.ladder import Climb, Step
 from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
+from raytpu_ops.backends.tpu_vm.health import lost
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.record import OWNER, Record, digest
 from raytpu_ops.backends.tpu_vm.settings import Settings
@@ -97,21 +98,23 @@ class Granting:
 
     # Before anything is made
 
-    async def _found(self) -> QueuedView | None:
-        """What the owner has already, None where that is nothing; nothing is touched."""
+    async def _found(self) -> tuple[QueuedView, Sequence[NodeView]] | None:
+        """What the owner has already, with its nodes; None where that is nothing. Nothing is touched."""
 
-        async def look() -> list[QueuedView]:
+        async def look() -> list[tuple[QueuedView, Sequence[NodeView]]]:
             views = [await self._api.queued_resource(zone, self._name) for zone in self._settings.zones]
-            return [view for view in views if view is not None]
+            return [(view, await self._api.nodes_of(view)) for view in views if view is not None]
 
-        def judge(views: list[QueuedView]) -> Pending | Done[QueuedView | None]:
-            for view in views:
+        def judge(
+            found: list[tuple[QueuedView, Sequence[NodeView]]],
+        ) -> Pending | Done[tuple[QueuedView, Sequence[NodeView]] | None]:
+            for view, _ in found:
                 self._check_ours(view)
-            going = [str(view) for view in views if view.meaning is Meaning.GOING]
+            going = [str(view) for view, _ in found if view.meaning is Meaning.GOING]
             if going:
                 decider.enter(Phase.RELEASING, self._plan.deadlines.at(Phase.RELEASING, begun))
                 return Pending(f"the one before is still being deleted: {', '.join(going)}")
-            return Done(max(views, key=_step_of, default=None))
+            return Done(max(found, key=_step_of, default=None))
 
         begun = self._clock()
         decider = self._wait(f"lease {self._name}", judge, begun + ANSWER_WITHIN, "")
@@ -137,16 +140,8 @@ class Granting:
 
     # Up the ladder
 
-    async def _climb(self, found: QueuedView | None) -> Granted:
-        climb = Climb.start(self._clock())
-        if found is not None and found.record is not None:
-            climb = found.record.climb
-            self._say(f"Adopted {found}: it is {found.state}")
-            await self._twins_removed(found)
-            if found.meaning is Meaning.LOST:  # it was granted once: begin again where the ladder begins (F12)
-                self._say(f"{found} is {found.state}: Google took the slices back; deleting it, to begin again")
-                await self._removed(found.zone)
-                climb = Climb.start(self._clock())
+    async def _climb(self, found: tuple[QueuedView, Sequence[NodeView]] | None) -> Granted:
+        climb = Climb.start(self._clock()) if found is None else await self._adopted(*found)
         while climb.step < len(self._steps):
             step = self._steps[climb.step]
             try:
@@ -158,6 +153,18 @@ class Granting:
                 await self._removed(_zone(step))
                 climb = climb.failed(step, error, self._clock())
         raise ladder.exhausted(f"lease {self._name}", climb)
+
+    async def _adopted(self, view: QueuedView, nodes: Sequence[NodeView]) -> Climb:
+        """Where the climb goes on; one that was granted once and is lost is deleted, and it begins again (F12)."""
+        assert view.record is not None, "it was checked to be ours"
+        await self._twins_removed(view)
+        gone = [f"{view} is {view.state}"] if view.meaning is Meaning.LOST else lost(view, nodes)
+        if not gone:
+            self._say(f"Adopted {view}: it is {view.state}")
+            return view.record.climb
+        self._say(f"{'; '.join(gone)}: Google took the slices back; deleting what is left, to begin again")
+        await self._removed(view.zone)
+        return Climb.start(self._clock())
 
     async def _twins_removed(self, found: QueuedView) -> None:
         for zone in self._settings.zones:
@@ -301,9 +308,9 @@ def judged(view: QueuedView, nodes: Sequence[NodeView]) -> Pending | Done[Grante
             raise Preempted(f"{view} is being deleted by somebody else while it was waited for; clear the task")
         case Meaning.QUEUED | Meaning.UNKNOWN:
             return Pending(view.state)
-    lost = [f"{node} is {node.words()}" for node in nodes if node.meaning in (Meaning.LOST, Meaning.GOING)]
-    if lost:
-        raise CapacityUnavailable(f"{view}: {', '.join(lost)} before all were there")
+    taken = [f"{node} is {node.words()}" for node in nodes if node.meaning in (Meaning.LOST, Meaning.GOING)]
+    if taken:
+        raise CapacityUnavailable(f"{view}: {', '.join(taken)} before all were there")
     ready = [node for node in nodes if node.meaning is Meaning.THERE and node.address]
     if view.meaning is Meaning.THERE and len(ready) == len(view.node_ids):
         return Done(Granted(view, ready))
@@ -314,7 +321,8 @@ def _no_reason(view: QueuedView) -> str:
     return f"{view} is {view.state}, and Google gives no reason"
 
 
-def _step_of(view: QueuedView) -> int:
+def _step_of(found: tuple[QueuedView, Sequence[NodeView]]) -> int:
+    view, _ = found
     return view.record.climb.step if view.record is not None else -1
 
 

@@ -8,7 +8,7 @@ Pure. Not here: how any of it is fetched (``backend.py``).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 
@@ -70,9 +70,9 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
     if queued.meaning in (Meaning.QUEUED, Meaning.UNKNOWN):
         since = queued.record.climb.begun if queued.record else None
         return _waiting(spec, queued, Phase.QUEUED, since, [f"{queued} is {queued.state}"])
-    lost = _lost(queued, seen.nodes)
-    if lost and queued.meaning is Meaning.THERE:
-        return Readiness(fatal=f"{'; '.join(lost)}: Google does not replace a node of a queued resource")
+    gone = lost(queued, seen.nodes.values())
+    if gone:
+        return Readiness(fatal=f"{'; '.join(gone)}: Google does not replace a node of a queued resource")
     made = [node.created for node in seen.nodes.values() if node.created is not None]
     if not seen.up:
         coming = [_of_node(node, seen.nodes) for node in queued.node_ids]
@@ -96,10 +96,17 @@ def _why(queued: QueuedView) -> str:
     return str(getattr(queued.failure, "message", "") or "Google gives no reason")
 
 
-def _lost(queued: QueuedView, nodes: Mapping[str, NodeView]) -> list[str]:
-    gone = [f"slice {name} does not exist any more" for name in queued.node_ids if name not in nodes]
+def lost(queued: QueuedView, nodes: Iterable[NodeView]) -> list[str]:
+    """Slices that were granted and are gone, in words; while they come up the first time there are none.
+
+    :param nodes: those of its nodes that exist.
+    """
+    if queued.meaning is not Meaning.THERE:
+        return []
+    there = {node.id: node for node in nodes}
+    gone = [f"slice {name} does not exist any more" for name in queued.node_ids if name not in there]
     taken = [
-        f"slice {node.id} is {node.words()}" for node in nodes.values() if node.meaning in (Meaning.LOST, Meaning.GOING)
+        f"slice {node.id} is {node.words()}" for node in there.values() if node.meaning in (Meaning.LOST, Meaning.GOING)
     ]
     return [*gone, *taken]
 

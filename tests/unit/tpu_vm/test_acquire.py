@@ -281,6 +281,25 @@ async def test_a_suspended_one_is_deleted_before_it_is_replaced_under_other_name
     assert len(google.nodes()) == 2
 
 
+@pytest.mark.parametrize("gone", ["preempted", "deleted"])
+async def test_one_that_google_calls_active_still_is_replaced_as_well(google: GoogleFake, make: Make, gone: str):
+    """F12: its node is preempted or gone, and the ladder has one rung."""
+    one_zone = make(zones=[ZONE])
+    lease = await one_zone.acquire(planned(Spot()), ME)
+    node = f"projects/{PROJECT}/locations/{ZONE}/nodes/{lease.created['slice'][1]}"
+    if gone == "preempted":
+        google.tpu.set_node(node, tpu_v2.Node.State.PREEMPTED)
+    else:
+        del google.tpu.nodes[node]
+    assert state(google) == "ACTIVE"
+
+    again = await make(zones=[ZONE]).acquire(planned(Spot()), ME)
+
+    assert not set(again.created["slice"]) & set(lease.created["slice"])
+    assert again.attempts == []
+    assert len(google.nodes()) == 2
+
+
 async def test_one_that_is_taken_back_before_it_is_whole_is_the_next_steps_turn(google: GoogleFake, make: Make):
     backend = make()
     google.tpu.delays.provision = 3600
