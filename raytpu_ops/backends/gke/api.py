@@ -130,17 +130,19 @@ class KubeApi:
             :class:`RemoteUnavailable`: read it again.
         :param annotations: the ones that change.
         :param suspend: whether its pods are unwanted.
-        :return: False where it is gone, or another one by now.
+        :return: False where it is gone.
         """
-        metadata, name = seen["metadata"], seen["metadata"]["name"]
-        same = {key: metadata[key] for key in ("uid", "resourceVersion")}
+        name, version = seen["metadata"]["name"], seen["metadata"]["resourceVersion"]
         changed = await self._object_or_none(
             name,
             f"change RayCluster {self.namespace}/{name}",
             lambda client: _custom(client).patch_namespaced_custom_object(
                 *self._ray_clusters,
                 name,
-                {"metadata": {**same, "annotations": dict(annotations)}, "spec": {"suspend": suspend}},
+                {
+                    "metadata": {"resourceVersion": version, "annotations": dict(annotations)},
+                    "spec": {"suspend": suspend},
+                },
                 field_manager=FIELD_MANAGER,
                 _content_type="application/merge-patch+json",
                 **self._raw,

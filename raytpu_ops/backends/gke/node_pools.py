@@ -32,9 +32,9 @@ _POOL_LABEL = "cloud.google.com/gke-nodepool"
 _RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 #: Images in Artifact Registry, logs and metrics need one; what it may do is for IAM to say.
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
-#: The states in which a pool is, or may still become, what was asked for.
-_ALIVE = frozenset({"PROVISIONING", "RUNNING", "RECONCILING"})
+#: The states in which a pool will never be what was asked for, with and without one that goes.
 _FAILED = frozenset({"ERROR", "RUNNING_WITH_ERROR"})
+_LOST = _FAILED | {"STOPPING"}
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class NodePoolView:
     @property
     def is_lost(self) -> bool:
         """It will never be what was asked for."""
-        return self.status not in _ALIVE
+        return self.status in _LOST
 
     def words(self) -> str:
         """Its state, in one phrase."""
@@ -322,7 +322,7 @@ def misfit(pool: NodePoolView, shape: SliceShape) -> str | None:
         return f"its topology is {pool.topology or 'that of one host'}, not {shape.topology}"
     if pool.nodes != shape.hosts:
         return f"it was made with {pool.nodes} nodes, and the slice has {shape.hosts} hosts"
-    if pool.status not in _ALIVE:
+    if pool.is_lost:
         return pool.words()
     return None
 

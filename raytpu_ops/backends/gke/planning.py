@@ -13,7 +13,7 @@ from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.node_pools import own_nodes, own_policy
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
-from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.capacity import AnyCapacity, FlexStart
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -41,7 +41,7 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
         ladder=list(ladder),
         lease_for=lease_for,
         creates=creates,
-        notes=_notes(ladder, settings),
+        notes=[note for note in _notes(ladder, settings, lease_for) if note],
     )
 
 
@@ -76,14 +76,22 @@ def _pools(spec: SliceSpec, options: NodePools) -> list[str]:
     return found
 
 
-def _notes(ladder: Sequence[AnyCapacity], settings: Settings) -> list[str]:
+def _short(rung: FlexStart, lease_for: timedelta) -> str:
+    """That the hosts go before the lease does."""
+    if rung.max_run_duration >= lease_for:
+        return ""
+    return f"flex_start hosts are taken back after {rung.max_run_duration}, the lease is for {lease_for}"
+
+
+def _notes(ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:
     options = settings.node_pools
     if options is not None and options.reuse:
         return [f"the hosts run in node pools {', '.join(options.reuse)}, which stay; capacity is theirs"]
     if options is not None:
         tried = ", then ".join(f"reservation {one.name}" if one.kind == "reservation" else one.kind for one in ladder)
         several = len(ladder) > 1 or len(options.zones) > 1
-        return [f"tried in order: {tried}; each in every zone before the next"] if several else []
+        notes = [f"tried in order: {tried}; each in every zone before the next"] if several else []
+        return [*notes, *(_short(rung, lease_for) for rung in ladder if rung.kind == "flex_start")]
     notes = [f"waits in Kueue's LocalQueue {settings.queue}"] if settings.queue else []
     if ladder[0].kind != "on_demand":
         notes.append(f"{ladder[0].kind} nodes are chosen by label: they exist, or the autoscaler brings them")

@@ -52,7 +52,7 @@ RIGHTS: tuple[Right, ...] = (
     Right(_RAY, "rayclusters", "", "get", "readiness, and looking before creating or deleting"),
     Right(_RAY, "rayclusters", "", "list", "leases are found by the labels of their RayClusters"),
     Right(_RAY, "rayclusters", "", "create", "server-side apply of one that is not there yet"),
-    Right(_RAY, "rayclusters", "", "patch", "server-side apply"),
+    Right(_RAY, "rayclusters", "", "patch", "server-side apply, and how far node pools for it have come"),
     Right(_RAY, "rayclusters", "", "delete", "release"),
     Right("", "pods", "", "list", "which hosts are there, what each waits for, and on which nodes"),
     Right("", "pods", "", "delete", "repair, where KubeRay makes the slice anew, and release"),

@@ -296,11 +296,9 @@ class FakeKube(kmock.KubernetesEmulator):
         assert request.headers["Content-Type"] == "application/merge-patch+json"
         made, change = copy.deepcopy(self.all(kind)[name]), request.data
         metadata = made["metadata"]
-        for key in ("uid", "resourceVersion"):
-            if change["metadata"].pop(key) != metadata[key]:
-                message = _CHANGED if key == "resourceVersion" else f"Precondition failed: UID in precondition: {key}"
-                message = f'Operation cannot be fulfilled on {_named(kind)} "{name}": {message}'
-                return _status(409, message, "Conflict", name=name, kind=kind.plural)
+        if change["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
+            message = f'Operation cannot be fulfilled on {_named(kind)} "{name}": {_CHANGED}'
+            return _status(409, message, "Conflict", name=name, kind=kind.plural)
         metadata.setdefault("annotations", {}).update(change["metadata"]["annotations"])
         made["spec"] |= change["spec"]
         metadata["generation"] += 1

@@ -165,6 +165,13 @@ async def test_a_plan_says_what_would_be_made_and_touches_nothing(two_zones: Wor
     assert two_zones.left == {}
 
 
+async def test_a_plan_says_where_hosts_go_before_their_lease(world: World):
+    plan = await world.plan(world.backend(), FlexStart(3600))
+    assert "flex_start hosts are taken back after 1:00:00, the lease is for 12:00:00" in plan.notes
+    long = await world.plan(world.backend(), FlexStart(timedelta(hours=12)))
+    assert not any("taken back" in note for note in long.notes)
+
+
 async def test_missing_permissions_are_told_before_anything_is_made(world: World):
     world.google.deny("container.operations.list")
     with pytest.raises(Misconfigured, match=r"lacks container.operations.list; deploy/google/role-gke.yaml"):
