@@ -18,7 +18,8 @@ from raytpu_ops.tpu.naming import Kind, check_name
 from raytpu_ops.tpu.problems import Checked
 
 _CLUSTER = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[a-z0-9-]+)/clusters/(?P<name>[a-z0-9-]+)\Z")
-_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z]\Z")
+#: ``us-east5-b``, and those for AI: ``us-central1-ai1a``.
+_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z][a-z0-9]*\Z")
 #: Google's rule for labels of resources; Kubernetes takes all of these too.
 _LABEL_KEY = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 _LABEL_VALUE = re.compile(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?\Z")

@@ -21,7 +21,7 @@ from raytpu_ops.backends.gke.node_pools import (
     own_nodes,
     scene,
 )
-from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.gke.pool_settings import NodePools, is_zone, region_of
 from raytpu_ops.backends.gke.record import LEASE, OWNER, RECORD
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Reservation, Spot
@@ -159,6 +159,12 @@ def test_options_that_are_none_are_refused_in_one_line(options: Any, said: str):
     with pytest.raises(InvalidSpec, match=said) as refused:
         Settings.of({"node_pools": options})
     assert "\n" not in str(refused.value)
+
+
+def test_zones_for_ai_are_zones_and_regions_are_none():
+    assert NodePools(zones=["us-central1-ai1a"]).zones == ["us-central1-ai1a"]
+    assert [is_zone(name) for name in ("us-east5-b", "us-east5")] == [True, False]
+    assert region_of("us-central1-ai1a") == "us-central1"
 
 
 @pytest.mark.parametrize("option", ["queue", "compute_class"])

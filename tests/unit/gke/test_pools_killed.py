@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import os
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 
 import pytest
@@ -10,7 +14,9 @@ import pytest
 from raytpu_ops.tpu.capacity import OnDemand, Spot
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake.gate import Call
 from tests.unit.gke.conftest import ME
+from tests.unit.gke.fake_kube import NAMESPACE
 from tests.unit.gke.pool_killer import Killer
 from tests.unit.gke.pool_world import POOLS, World
 
@@ -134,3 +140,57 @@ async def test_a_roll_back_that_is_cut_at_any_point_is_finished_by_the_next(quic
         await fails()
 
         assert quick.left == {}, number
+
+
+#: Acquires, as a trigger of Airflow does.
+_ACQUIRER = """
+import asyncio, json, sys
+from google.oauth2.credentials import Credentials
+from raytpu_ops.backends.base import Plan
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.gke.access import KubeconfigAccess
+from raytpu_ops.tpu.lease import Owner
+
+class Access:
+    def __init__(self, endpoints, token):
+        self.selectors, self.endpoints, self.token = {}, endpoints, token
+    async def project(self):
+        return "tpu-project"
+    async def credentials(self, *, renew=False):
+        return Credentials(self.token)
+
+job = json.loads(sys.argv[1])
+access = KubeconfigAccess(job["kubeconfig"])
+backend = GkeBackend(access, cloud=Access(job["endpoints"], job["token"]), **job["options"])
+asyncio.run(backend.acquire(Plan.model_validate(job["plan"]), Owner.model_validate(job["owner"])))
+"""
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["before-it-is-made", "after-it-was-made"])
+async def test_a_process_that_is_killed_while_it_makes_a_pool_leaves_what_the_next_one_adopts(quick: World, made: bool):
+    """SIGKILL from Google's side, in the middle of the call."""
+    backend = quick.backend()
+    plan = await quick.plan(backend)
+    process: list[asyncio.subprocess.Process] = []
+
+    def kills(_: Call) -> bool:
+        os.kill(process[0].pid, signal.SIGKILL)
+        return True
+
+    quick.google.faults.inject("CreateNodePool", "UNAVAILABLE", when=kills, after=made)
+    job = {
+        "kubeconfig": quick.access.selectors["kubeconfig"],
+        "endpoints": quick.google.endpoints,
+        "token": quick.google.tokens.new("airflow"),
+        "options": {"namespace": NAMESPACE, "node_pools": backend.settings.node_pools.to_text()},
+        "plan": plan.model_dump(mode="json"),
+        "owner": ME.model_dump(mode="json"),
+    }
+    process.append(await asyncio.create_subprocess_exec(sys.executable, "-c", _ACQUIRER, json.dumps(job)))
+    assert await process[0].wait() == -signal.SIGKILL
+    assert len(quick.google.container.made) == int(made)
+
+    await quick.backend().acquire(plan, ME)
+
+    assert sorted(quick.pools) == POOLS
+    assert len(quick.google.container.made) == len(POOLS)
