@@ -6,6 +6,7 @@ UV     := $(VENV)/tools/bin/uv
 STAMP  := $(VENV)/.ready
 # The same with Google's clients, which only a few tests need: one gigabyte more.
 GOOGLE := $(VENV)/.ready-with-google
+GOOGLE_TESTS := tests/unit/hooks/test_google_clusters.py tests/unit/hooks/test_google_accounts.py
 # Python that makes the environment: the first that is new enough, or the one that is given here.
 PYTHON ?=
 # More arguments for the command behind a target: make test ARGS="-k provider -x"
@@ -21,7 +22,7 @@ unexport PYTHONDONTWRITEBYTECODE
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo ui test testbed test-cluster lint format bench constraints clean
+.PHONY: help setup demo ui test test-google testbed test-cluster lint format bench constraints clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -45,9 +46,13 @@ testbed: $(STAMP)  ## build the Kubernetes that test-cluster starts; half an hou
 		if [ -n "$$missing" ]; then echo "Not built: $$missing"; \
 		else $(BIN)/python -m tests.testbed build --kueue && echo "Every part of the testbed is built"; fi
 
+# What only needs more time than `make test` should take, and Google's clients.
+test-google: $(GOOGLE)  ## Google's APIs and machines played: random lives, TPU VMs with real Ray
+	@$(BIN)/python -m pytest tests/cluster $(GOOGLE_TESTS) -m "not testbed" $(ARGS)
+
 # Another cluster that RAYTPU_TEST_KUBECONFIG names needs nothing built.
-test-cluster: $(GOOGLE) $(if $(RAYTPU_TEST_KUBECONFIG),,testbed)  ## a whole Kubernetes with KubeRay and TPU nodes, and Google's clients
-	@$(BIN)/python -m pytest tests/cluster tests/unit/hooks/test_google_clusters.py tests/unit/hooks/test_google_accounts.py $(ARGS)
+test-cluster: $(GOOGLE) $(if $(RAYTPU_TEST_KUBECONFIG),,testbed)  ## the same, and a whole Kubernetes with KubeRay and TPU nodes
+	@$(BIN)/python -m pytest tests/cluster $(GOOGLE_TESTS) $(ARGS)
 
 lint: $(STAMP)  ## style, format, types, and which layer may import which
 	@$(BIN)/ruff check .

@@ -5,6 +5,7 @@ The testbed, skipped by name where it cannot run, and where the suite is pointed
 - `control_plane`: no nodes; `queued`: the same with Kueue
 - `slices`: one plain node and two slices of two hosts; `growing`: nodes that come when they are wanted;
   `queued_slice`: a plain node and one slice, with Kueue
+- `built`: none; the test starts its own
 
 What any cluster can show, be it the testbed or the one that `RAYTPU_TEST_KUBECONFIG` names:
 
@@ -72,9 +73,10 @@ class Shared:
             testbed.down()
 
 
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Those that share a testbed one after another, those without one first; else the order stays."""
-    order = {name: number for number, name in enumerate(TESTBEDS)}
+    order = {name: number for number, name in enumerate(("built", *TESTBEDS))}
     order |= {name: order[instead] for name, instead in ANY.items()}
 
     def place(item: pytest.Item) -> int:
@@ -83,6 +85,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return max((order[name] for name in getattr(item, "fixturenames", ()) if name in order), default=-1)
 
     items.sort(key=place)
+    for item in items:
+        if place(item) >= 0:
+            item.add_marker("testbed")
 
 
 @pytest.fixture(scope="session")
@@ -90,6 +95,12 @@ def _shared() -> Iterator[Shared]:
     shared = Shared()
     yield shared
     shared.down()
+
+
+@pytest.fixture(scope="session")
+def built() -> None:
+    """What a testbed is made of; for tests that start one by themselves."""
+    needs.a_testbed(nodes=True)
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,6 @@ from kubernetes.client import ApiException
 from kubernetes.dynamic.exceptions import DynamicApiError
 from urllib3.exceptions import MaxRetryError, ProtocolError
 
-from tests.cluster import needs
 from tests.cluster.manifests import ray_cluster
 from tests.cluster.traces import Traces, alive, assert_gone, owned_by_another, processes_of
 from tests.testbed import layout as runs
@@ -167,8 +166,8 @@ def test_a_killed_keeper_takes_all_processes_along_and_the_next_up_clears_the_re
         assert control_plane.layout.root.exists()  # a live one is left alone
 
 
+@pytest.mark.usefixtures("built")
 def test_down_is_quick() -> None:
-    needs.a_testbed(nodes=False)
     testbed = Testbed.up(control_plane=True)
     processes = processes_of(testbed)
     began = time.monotonic()

@@ -8,19 +8,13 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
-from tests.cluster import needs
 from tests.cluster.manifests import plain_pod, ray_cluster
 from tests.cluster.traces import Traces, assert_gone, owned_by_another, processes_of
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
 from tests.testbed.ray_view import ray_labels
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
-
-
-@pytest.fixture(autouse=True)
-def _built() -> None:
-    needs.a_testbed(nodes=True)
+pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("built"), pytest.mark.timeout(1200)]
 
 
 def test_sigkill_of_the_owner_ends_nodes_and_pods_too() -> None:
