@@ -15,16 +15,19 @@ from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.lease import Owner
+from raytpu_ops.tpu.naming import lease_id
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
-from tests.google_fake.fake import ZONE
+from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.roles import Watch
 
 ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
 OTHER = "europe-west4-b"
 ZONES = [ZONE, OTHER]
 SPEC = SliceSpec.of("v4", "2x2x2", num_slices=2)
+
+NAME = lease_id(ME)
 
 Make = Callable[..., TpuVmBackend]
 
@@ -51,6 +54,21 @@ def make(google: GoogleFake) -> Make:
 @pytest.fixture
 def backend(make: Make) -> TpuVmBackend:
     return make()
+
+
+def full(zone: str = ZONE, name: str = NAME) -> str:
+    """Google's name of a queued resource."""
+    return f"projects/{PROJECT}/locations/{zone}/queuedResources/{name}"
+
+
+def state(google: GoogleFake, zone: str = ZONE) -> str:
+    """Of the one that is ours."""
+    return str(google.queued_resources()[full(zone)].state.state.name)
+
+
+def nothing_left(google: GoogleFake) -> bool:
+    """Nothing of anybody's."""
+    return not google.queued_resources() and not google.nodes()
 
 
 def planned(capacity: object = None, spec: SliceSpec = SPEC, **deadlines: timedelta) -> Plan:

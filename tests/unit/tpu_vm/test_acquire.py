@@ -10,32 +10,14 @@ from google.cloud import tpu_v2
 
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.backends.tpu_vm.record import OWNER, RECORD, TOKEN
-from raytpu_ops.tpu.capacity import OnDemand, Queued, Reservation, Spot
-from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, Preempted, RayTpuError
+from raytpu_ops.tpu.capacity import OnDemand, Queued, Spot
+from raytpu_ops.tpu.errors import Misconfigured, Preempted, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
-from raytpu_ops.tpu.naming import lease_id
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.gate import Call
-from tests.google_fake.refusals import Code, Refusal
-from tests.unit.tpu_vm.conftest import ME, OTHER, SPEC, Make, planned, until
-
-State = tpu_v2.QueuedResourceState.State
-NAME = lease_id(ME)
-
-
-def full(zone: str = ZONE, name: str = NAME) -> str:
-    return f"projects/{PROJECT}/locations/{zone}/queuedResources/{name}"
-
-
-def state(google: GoogleFake, zone: str = ZONE) -> str:
-    return google.queued_resources()[full(zone)].state.state.name
-
-
-def nothing_left(google: GoogleFake) -> bool:
-    return not google.queued_resources() and not google.nodes()
-
+from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, SPEC, Make, full, nothing_left, planned, state, until
 
 # Made, and adopted
 
@@ -47,7 +29,7 @@ async def test_one_queued_resource_is_made_that_says_whose_it_is(google: GoogleF
     assert list(google.queued_resources()) == [full()]
     made = google.queued_resources()[full()]
     assert "spot" in made
-    assert made.state.state == State.ACTIVE
+    assert made.state.state.name == "ACTIVE"
     (spec,) = made.tpu.node_spec
     assert spec.multislice_params.node_count == 2
     for node in (spec.node, *google.nodes().values()):
@@ -142,121 +124,6 @@ async def test_one_that_is_being_deleted_is_waited_for(google: GoogleFake, backe
     again = await backend.acquire(planned(), ME)
     assert google.tpu.made == [full(), full()]
     assert not set(again.created["slice"]) & set(lease.created["slice"])
-
-
-# Up the ladder
-
-
-async def test_each_rung_is_tried_in_each_zone_and_all_is_on_record(google: GoogleFake, backend: TpuVmBackend):
-    google.faults.stockout(times=3)
-    said: list[str] = []
-    lease = await backend.acquire(planned([Reservation("team-a"), Spot()]), ME, say=said.append)
-
-    assert google.tpu.made == [full(), full(OTHER), full(), full(OTHER)]
-    assert list(google.queued_resources()) == [full(OTHER)]
-    assert lease.capacity["kind"] == "spot"
-    assert lease.created["queued resource"] == [f"{OTHER}/{NAME}"]
-    assert [line.partition(": ")[0] for line in lease.attempts] == [
-        f"reservation team-a in {ZONE}",
-        f"reservation team-a in {OTHER}",
-        f"spot in {ZONE}",
-    ]
-    assert all("no more capacity" in line for line in lease.attempts)
-    assert sum("failed: " in line for line in said) == 3
-
-
-async def test_the_end_of_the_ladder_names_every_try_and_leaves_nothing(google: GoogleFake, backend: TpuVmBackend):
-    google.faults.stockout(times=None)
-    with pytest.raises(CapacityUnavailable, match="4 of 4 tries failed: .*spot in us.*on_demand in europe"):
-        await backend.acquire(planned([Spot(), OnDemand()]), ME)
-    assert nothing_left(google)
-
-
-@pytest.mark.parametrize("scope", ["region", "zone", "reservation"])
-async def test_used_up_quota_is_capacity(google: GoogleFake, backend: TpuVmBackend, scope: str):
-    google.faults.quota(scope, times=1)
-    lease = await backend.acquire(planned(), ME)
-    assert google.tpu.made == [full(), full(OTHER)]
-    assert len(lease.attempts) == 1
-
-
-async def test_a_failed_one_is_deleted_at_once(google: GoogleFake, backend: TpuVmBackend):
-    """F11: it bills quota for as long as it is there."""
-    google.faults.stockout(times=1)
-    await backend.acquire(planned(), ME)
-    failed = next(call.at for call in google.asked("DeleteQueuedResource"))
-    # accept, wait, queue, and one look
-    assert failed - google.asked("CreateQueuedResource")[0].at <= timedelta(seconds=40 + 10 + 1)
-    assert google.asked("DeleteQueuedResource")[0].request.force
-
-
-async def test_the_next_step_begins_when_the_last_one_is_gone(google: GoogleFake, backend: TpuVmBackend):
-    google.faults.stockout(times=1)
-    await backend.acquire(planned(), ME)
-    (deleted,) = google.asked("DeleteQueuedResource")
-    first, second = google.asked("CreateQueuedResource")
-    assert second.at - deleted.at >= timedelta(seconds=google.tpu.delays.delete)
-    assert first.resource == full()
-
-
-async def test_a_permanent_refusal_ends_the_climb(google: GoogleFake, backend: TpuVmBackend):
-    google.faults.inject(
-        "CreateQueuedResource", Refusal(Code.INVALID_ARGUMENT, "Runtime version is not supported."), None
-    )
-    with pytest.raises(Misconfigured, match="Runtime version is not supported"):
-        await backend.acquire(planned([Spot(), OnDemand()]), ME)
-    assert len(google.asked("CreateQueuedResource")) == 1
-    assert nothing_left(google)
-
-
-# Deadlines
-
-
-async def test_hours_in_the_queue_do_not_eat_into_the_minutes_of_a_start(google: GoogleFake, backend: TpuVmBackend):
-    """F10."""
-    google.tpu.delays.queue = 35 * 60
-    google.tpu.delays.provision = 8 * 60
-    plan = planned(Queued(timedelta(hours=6)), queued=timedelta(minutes=40), provisioning=timedelta(minutes=10))
-    lease = await backend.acquire(plan, ME)
-    assert lease.attempts == []
-
-
-async def test_a_queue_that_is_too_long_is_the_next_zones_turn(google: GoogleFake, backend: TpuVmBackend):
-    """F10."""
-    google.tpu.delays.queue = float("inf")
-    plan = planned(Queued(timedelta(hours=9)), queued=timedelta(minutes=30))
-    before = google.clock.now()
-    with pytest.raises(CapacityUnavailable, match="the queued deadline .* has passed"):
-        await backend.acquire(plan, ME)
-    assert timedelta(hours=1) < google.clock.now() - before < timedelta(hours=1, minutes=10)
-    assert nothing_left(google)
-
-
-async def test_hosts_that_do_not_come_up_end_the_step(google: GoogleFake, backend: TpuVmBackend):
-    """F10."""
-    google.tpu.delays.provision = float("inf")
-    with pytest.raises(CapacityUnavailable, match="the provisioning deadline .* has passed"):
-        await backend.acquire(planned(Spot(), provisioning=timedelta(minutes=20)), ME)
-    assert nothing_left(google)
-
-
-async def test_a_rung_may_have_a_time_of_its_own(google: GoogleFake, backend: TpuVmBackend):
-    google.tpu.delays.queue = 15 * 60
-    lease = await backend.acquire(planned([Spot(within=timedelta(minutes=10)), OnDemand()]), ME)
-    assert lease.capacity["kind"] == "on_demand"
-    assert len(lease.attempts) == 2
-
-
-async def test_a_request_whose_task_died_is_not_granted_days_later(google: GoogleFake, backend: TpuVmBackend):
-    google.tpu.delays.queue = 3600
-    task = asyncio.create_task(backend.acquire(planned(Spot()), ME))
-    await until(google.queued_resources)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    google.advance(24 * 3600)
-    assert state(google) == "FAILED"
-    assert google.nodes() == {}
 
 
 # Preempted

@@ -11,8 +11,7 @@ from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.tpu.capacity import OnDemand, Spot
 from tests.google_fake import GoogleFake
 from tests.google_fake.tpu_queue import Delays
-from tests.unit.tpu_vm.conftest import ME, Make, planned
-from tests.unit.tpu_vm.test_acquire import nothing_left
+from tests.unit.tpu_vm.conftest import ME, Make, nothing_left, planned
 
 #: A ladder whose first step fails, so that all of the way is gone: up, down, up.
 PLAN = planned([Spot(), OnDemand()])

@@ -22,8 +22,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import PROJECT, ZONE
-from tests.unit.tpu_vm.conftest import ME, OTHER, SPEC, ZONES, Make, planned, until
-from tests.unit.tpu_vm.test_acquire import NAME, full, nothing_left
+from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, SPEC, ZONES, Make, full, nothing_left, planned, until
 from tests.unit.tpu_vm.test_health import RECORD
 
 PARENT = f"projects/{PROJECT}/locations/{ZONE}"
