@@ -36,7 +36,7 @@ Answer = TypeVar("Answer")
 Json = dict[str, Any]
 
 #: Seconds between two looks at what Google makes; it takes minutes.
-POLL_S = 5.0
+POLL_S = 10.0
 
 
 @dataclass(frozen=True)

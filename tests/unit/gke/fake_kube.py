@@ -131,9 +131,13 @@ class FakeKube(kmock.KubernetesEmulator):
         return sum(one.startswith(call) for one in self.calls)
 
     def empty(self) -> None:
-        """As if nothing had ever been asked or made; kmock looks through all former requests at each new one."""
+        """As if nothing had ever been asked or made."""
         self.objects.clear()
         self.calls.clear()
+        self.forget_requests()
+
+    def forget_requests(self) -> None:
+        """For tests that ask much: kmock looks through all former requests at each new one."""
         self._requests.clear()
 
     def stop(self) -> None:

@@ -53,6 +53,7 @@ class World:
 
     async def sleep(self, seconds: float) -> None:
         """Time passes, and the world goes on meanwhile."""
+        self.kube.forget_requests()
         self.google.advance(seconds)
         self.settle()
         self.meanwhile()

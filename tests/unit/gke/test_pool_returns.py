@@ -308,8 +308,8 @@ async def test_a_mend_that_was_killed_is_finished_by_the_next(world: World, leas
         with pytest.raises(KeyboardInterrupt):
             await world.backend().repair(lease)
     world.meanwhile = lambda: None
-    for _ in range(20):
-        await world.sleep(10)
+    for _ in range(8):
+        await world.sleep(30)
         lease = await world.backend().repair(lease)
 
     running = [name for name, pool in world.pools.items() if pool.status.name == "RUNNING"]
