@@ -182,7 +182,7 @@ def test_nothing_outlives_the_process_that_wanted_it(tmp_path: Path) -> None:
     path = tmp_path / "owner.py"
     path.write_text(program)
     repository = Path(__file__).parents[2]
-    environment = {**os.environ, "PYTHONPATH": str(repository)}
+    environment = {**os.environ, "PYTHONPATH": str(repository), "TMPDIR": str(tmp_path)}
     with subprocess.Popen(
         [sys.executable, str(path)], cwd=repository, env=environment, stdout=subprocess.PIPE, text=True
     ) as owner:
