@@ -32,17 +32,18 @@ _RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 #: A scheme and at least one character more.
 _STORAGE_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s][^@\s]*\Z")
-#: Variables that are not the user's: the wire itself, the token, and what Ray labels hosts from.
-_OURS = frozenset(
-    {
-        WORK_VARIABLE,
-        "RAY_AUTH_TOKEN",
-        "TPU_NAME",
-        "TPU_WORKER_ID",
-        "TPU_ACCELERATOR_TYPE",
-        "TPU_TOPOLOGY",
-    }
-)
+#: Variables that are not the user's: the wire itself, and what Ray labels hosts from.
+_OURS = frozenset({WORK_VARIABLE, "TPU_NAME", "TPU_WORKER_ID", "TPU_ACCELERATOR_TYPE", "TPU_TOPOLOGY"})
+#: How the names of Ray's variables begin that say whether it asks for a token, and which one.
+_AUTH = "RAY_AUTH_"
+
+
+def is_reserved(variable: str) -> bool:
+    """Whether an environment variable of a host or of its work is not the user's to set.
+
+    :param variable: its name.
+    """
+    return variable in _OURS or variable.startswith(_AUTH)
 
 
 def check_target(value: str, what: str) -> str:
@@ -77,7 +78,7 @@ class _Work(Checked):
                 # What stands after a "=" was meant to be the value.
                 what = shown(name.partition("=")[0])
                 raise ValueError(f"names of variables must be letters, digits and underscores, {what} is none")
-            if name in _OURS:
+            if is_reserved(name):
                 raise ValueError(f"{name} is set for each host and must not be given")
         return value
 

@@ -15,6 +15,7 @@ from raytpu_ops.backends.google.price import PricePerChipHour
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Flag, Line, Url, Word
 from raytpu_ops.tpu.problems import Checked, read
+from raytpu_ops.tpu.work import is_reserved
 
 #: What a host needs beside Ray's own requirements: the same as docker/ray-tpu has. ``jax[tpu]`` brings libtpu.
 PACKAGES = (
@@ -93,6 +94,14 @@ def _flags(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
+def _environment(value: dict[str, str]) -> dict[str, str]:
+    for key in value:
+        if is_reserved(key):
+            raise ValueError(f"{key} is set for each VM and must not be given")
+    return value
+
+
+Variable = Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Zone = Annotated[Word, AfterValidator(_zone)]
 Zones = Annotated[list[Zone], BeforeValidator(_words), Field(min_length=1)]
 Words = Annotated[list[Word], BeforeValidator(_words)]
@@ -117,7 +126,8 @@ class Settings(Checked):
     :param pip: packages that are installed where Python lacks Ray, or has another version of it;
         ``{ray_version}`` is filled in. Empty: nothing is ever installed, and a VM without Ray is an error.
     :param ray_start_params: further options of ``ray start`` on every VM.
-    :param env: further environment variables of Ray on every VM. They are readable like the VM's metadata: no secrets.
+    :param env: further environment variables of Ray on every VM, and of what installs it there (``PIP_INDEX_URL``).
+        They are readable like the VM's metadata: no secrets. Python's own folder goes before a ``PATH``.
     :param ray_head: ``host:port`` of a Ray head of one's own which all slices join; default worker 0 of the first slice
         is the head. Its token comes with the option ``ray_token``, its dashboard's address with ``dashboard_url``.
     :param dashboard_url: where Ray's dashboard is reached; default port 8265 of the head's address.
@@ -142,7 +152,7 @@ class Settings(Checked):
     python: Annotated[Line, AfterValidator(_absolute)] | None = None
     pip: Words = Field(default_factory=lambda: list(PACKAGES))
     ray_start_params: Annotated[dict[Word, Line], AfterValidator(_flags)] = Field(default_factory=dict)
-    env: dict[Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")], Line] = Field(default_factory=dict)
+    env: Annotated[dict[Variable, Line], AfterValidator(_environment)] = Field(default_factory=dict)
     ray_head: Annotated[Word, AfterValidator(_host_port)] | None = None
     dashboard_url: Url | None = None
     serve_url: Url | None = None

@@ -39,13 +39,15 @@ def script(spec: SliceSpec, settings: Settings) -> str:
         "DASHBOARD_PORT": str(DASHBOARD_PORT),
         "TOKEN_ENTRY": TOKEN,
         "STATE": STATE,
+        "MORE_PATH": settings.env.get("PATH", ""),
     }
+    environment = [f"{name}={value}" for name, value in settings.env.items() if name != "PATH"]
     arguments = [f"--{key}={value}" for key, value in settings.ray_start_params.items()]
     lines = [
         *(f"{name}={shlex.quote(value)}" for name, value in values.items()),
         f"PACKAGES=({shlex.join(settings.packages)})",
         f"RAY_ARGUMENTS=({shlex.join(arguments)})",
-        *(f"export {name}={shlex.quote(value)}" for name, value in settings.env.items()),
+        f"ENVIRONMENT=({shlex.join(environment)})",
     ]
     return f"#!/bin/bash\n{chr(10).join(lines)}\n{_BODY}"
 
@@ -59,6 +61,11 @@ LOG=/var/log/raytpu.log
 INSTANCE=http://metadata.google.internal/computeMetadata/v1/instance
 PYTHON=${PYTHON:-$OWN/venv/bin/python}
 exec > >(tee -a "$LOG") 2>&1
+
+# The user's variables are for what is run like this: here they would be in the way of the script's own.
+with_environment() {
+    env "${ENVIRONMENT[@]}" "$@"
+}
 
 metadata() {
     curl --silent --show-error --fail --retry 20 --retry-delay 1 --retry-connrefused --max-time 20 \
@@ -114,13 +121,13 @@ install() {
     fi
     tell "slice $SLICE worker $WORKER installs ${PACKAGES[*]}"
     if [[ $PYTHON != "$OWN"/* ]]; then
-        "$PYTHON" -m pip install --quiet "${PACKAGES[@]}"
+        with_environment "$PYTHON" -m pip install --quiet "${PACKAGES[@]}"
         return
     fi
     export UV_PYTHON_INSTALL_DIR=$OWN/python UV_CACHE_DIR=$OWN/cache
-    [[ -x $OWN/uv/bin/uv ]] || python3 -m pip install --quiet --target "$OWN/uv" uv
-    [[ -x $PYTHON ]] || "$OWN/uv/bin/uv" venv --quiet --python 3.11 "$OWN/venv"
-    "$OWN/uv/bin/uv" pip install --quiet --python "$PYTHON" "${PACKAGES[@]}"
+    [[ -x $OWN/uv/bin/uv ]] || with_environment python3 -m pip install --quiet --target "$OWN/uv" uv
+    [[ -x $PYTHON ]] || with_environment "$OWN/uv/bin/uv" venv --quiet --python 3.11 "$OWN/venv"
+    with_environment "$OWN/uv/bin/uv" pip install --quiet --python "$PYTHON" "${PACKAGES[@]}"
 }
 
 start() {
@@ -140,7 +147,7 @@ start() {
     (umask 077; metadata "attributes/$TOKEN_ENTRY" > "$FOLDER/token")
     export RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$FOLDER/token"
     # A job's entrypoint says `python`: it must be the one that has Ray.
-    export PATH="${PYTHON%/*}:$PATH"
+    export PATH="${PYTHON%/*}:${MORE_PATH:-$PATH}"
     ulimit -n 65536 || echo "raytpu: the limit of open files stays at $(ulimit -n)"
 
     if [[ -z $RAY_HEAD && $SLICE == 0 && $WORKER == 0 ]]; then
@@ -154,7 +161,7 @@ start() {
         done
     fi
     tell "slice $SLICE worker $WORKER at $address starts Ray $RAY_VERSION; its head is $head"
-    exec "$PYTHON" -m ray.scripts.scripts start "${role[@]}" --node-ip-address="$address" \
+    exec env "${ENVIRONMENT[@]}" "$PYTHON" -m ray.scripts.scripts start "${role[@]}" --node-ip-address="$address" \
         "${RAY_ARGUMENTS[@]}" --block --log-color=false
 }
 

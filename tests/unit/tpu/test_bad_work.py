@@ -165,6 +165,7 @@ WORK_CASES = [
     train("env", {"TPU_WORKER_ID": "0"}, "must not be given"),
     train("env", {"RAYTPU_WORK": "{}"}, "must not be given"),
     train("env", {"RAY_AUTH_TOKEN": "hunter2"}, "must not be given"),
+    train("env", {"RAY_AUTH_MODE": "disabled"}, "must not be given"),
     train("spec", None, "SliceSpec", "spec"),
     train("spec", "v4-16", "SliceSpec", "spec"),
     train("spec", {}, GENERATIONS, "generation"),

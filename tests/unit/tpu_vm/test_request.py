@@ -185,6 +185,9 @@ def test_the_record_and_the_labels_hold_no_secret():
         ({"zones": ZONE, "ray_head": "10.0.0.1:6379"}, "dashboard_url: is missing"),
         ({"zones": ZONE, "ray_head": "10.0.0.1"}, "must be the address of a Ray head's GCS"),
         ({"zones": ZONE, "env": {"a b": "c"}}, "env"),
+        ({"zones": ZONE, "env": {"RAY_AUTH_TOKEN": "hunter2"}}, "env: RAY_AUTH_TOKEN is set for each VM"),
+        ({"zones": ZONE, "env": {"RAY_AUTH_MODE": "disabled"}}, "env: RAY_AUTH_MODE is set for each VM"),
+        ({"zones": ZONE, "env": {"TPU_WORKER_ID": "0"}}, "env: TPU_WORKER_ID is set for each VM"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

@@ -148,6 +148,29 @@ def test_worker_0_of_the_first_slice_is_the_head(vm: Vm):
     assert vm.read("installed") == ""
 
 
+def test_the_users_variables_are_rays_and_not_the_scripts(vm: Vm):
+    """Whatever the script itself calls something: both have what they need."""
+    mine = {"SLICES": "1", "STATE": "x", "RAY_VERSION": "1.0", "LOG": "debug", "PYTHON": "/none", "UID": "7"}
+    mine |= {"GCS_PORT": "1", "address": "nowhere", "role": "x", "PATH": f"/mine:{os.defpath}", "ENVIRONMENT": "test"}
+    vm.is_worker(0, slice_id=0)
+    vm.boot(SPEC, env=mine)
+    vm.until(lambda: vm.read("started"), "Ray is started")
+    assert "--head --port=6379 --dashboard-host=127.99.0.2" in vm.read("started")
+    assert "slice 0 worker 0 at 127.99.0.2 starts Ray 2.60.0" in vm.read("said")
+    env = dict(line.split("=", 1) for line in vm.read("env").splitlines() if "=" in line)
+    assert {name: env[name] for name in mine} == mine | {"PATH": f"{vm.bin}:/mine:{os.defpath}"}
+
+
+def test_what_installs_has_the_users_variables_too(vm: Vm):
+    (vm.played / "ray").write_text("2.55.0\n")
+    pip = vm.bin / "pip-python"
+    pip.write_text(PYTHON.replace('echo "$*" >> "$PLAYED/installed"', 'echo "$PIP_INDEX_URL" >> "$PLAYED/installed"'))
+    pip.chmod(0o755)
+    vm.boot(ONE, python=str(pip), pip=["ray"], env={"PIP_INDEX_URL": "https://packages.example.net"})
+    vm.until(lambda: vm.read("started"), "Ray is started")
+    assert vm.read("installed") == "https://packages.example.net\n"
+
+
 def test_a_lone_slice_finds_its_head_among_its_own_workers(vm: Vm):
     vm.boot(ONE)
     vm.until(lambda: vm.read("started"), "Ray is started")
