@@ -318,7 +318,7 @@ def check_address(address: str) -> str:
     if not proper or any(letter.isspace() or not letter.isprintable() for letter in str(address)):
         raise InvalidSpec(f"Ray's address {_safe(address)!r} is no URL; write http://host:port")
     if parts.username or parts.password:
-        raise InvalidSpec(f"Ray's address {_safe(address)!r} carries credentials; pass token=… instead")
+        raise InvalidSpec(f"Ray's address {_safe(address)!r} carries credentials; leave them out")
     if parts.query or parts.fragment:
         raise InvalidSpec(f"Ray's address {_safe(address)!r} has more than a path; write http://host:port")
     return str(address).rstrip("/")

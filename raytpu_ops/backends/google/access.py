@@ -7,6 +7,7 @@ asked of the APIs.
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
@@ -28,6 +29,11 @@ PUBLIC = {
     "compute": "compute.googleapis.com",
     "cloudresourcemanager": "cloudresourcemanager.googleapis.com",
 }
+
+#: A name, an address or one of IPv6 in brackets, and a port or none.
+_ENDPOINT = re.compile(r"([A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?\Z")
+#: The APIs that are reached over gRPC.
+_GRPC = frozenset({"container", "tpu"})
 
 
 @runtime_checkable
@@ -189,11 +195,18 @@ class NoAccess:
 def checked_endpoints(endpoints: Mapping[str, str]) -> dict[str, str]:
     """Endpoints by name, each of an API that is called here.
 
-    :raises InvalidSpec: for a name that is none.
+    :raises InvalidSpec: for a name that is none, or no address there; that may hold a password and is not shown.
     """
-    for name in endpoints:
+    for name, address in endpoints.items():
         if name not in PUBLIC:
             raise InvalidSpec(f"google_endpoints: there is no API {name!r}; there are {', '.join(PUBLIC)}")
+        # Google's clients, which speak gRPC, take no URL; what comes as JSON over HTTP may have one.
+        bare = address if name in _GRPC else re.sub(r"^https?://", "", address)
+        if not _ENDPOINT.match(bare):
+            raise InvalidSpec(
+                f"google_endpoints.{name}: must be 'host:port' such as 'tpu.example.net:443', without a path, a user "
+                f"name or a password{' and without https://' if name in _GRPC else ''}"
+            )
     return dict(endpoints)
 
 

@@ -75,12 +75,24 @@ class TestOptions:
         [
             ({"google_endpoints": {"gke": "localhost:1"}}, "google_endpoints: there is no API 'gke'"),
             ({"google_endpoints": "localhost:1"}, "google_endpoints: must be addresses by API"),
+            ({"google_endpoints": {"tpu": "https://tpu.example.net"}}, "google_endpoints.tpu: must be 'host:port'"),
             ({"project_id": 7}, "backend 'tpu_vm': project_id"),
         ],
     )
     def test_what_is_wrong_is_named(self, option: dict[str, Any], message: str) -> None:
         with pytest.raises(InvalidSpec, match=message):
             cloud_from(option, "tpu_vm")
+
+    @pytest.mark.parametrize("address", ["http://u:SEKRET@h", "u:SEKRET@h:443", "h:443/SEKRET"])
+    def test_an_address_with_a_password_is_refused_without_it(self, provider: bool, address: str) -> None:
+        with pytest.raises(InvalidSpec, match="google_endpoints.tpu: must be 'host:port'") as caught:
+            cloud_from({"google_endpoints": {"tpu": address}}, "tpu_vm")
+        assert "SEKRET" not in str(caught.value)
+
+    @pytest.mark.parametrize("address", ["tpu.example.net", "10.0.0.1:8443", "[fd00::1]:443", "localhost:1"])
+    def test_an_address_is_a_host_and_a_port(self, provider: bool, address: str) -> None:
+        found, _ = cloud_from({"google_endpoints": {"tpu": address}}, "tpu_vm")
+        assert found.endpoints == {"tpu": address}
 
 
 class TestTpuVms:

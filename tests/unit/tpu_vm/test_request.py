@@ -198,6 +198,13 @@ def test_a_wrong_option_is_refused_in_one_line(options: dict[str, Any], told: st
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize("option", ["dashboard_url", "serve_url"])
+def test_a_url_with_a_password_is_refused_without_it(option: str):
+    with pytest.raises(InvalidSpec, match="without a user name or password") as caught:
+        Settings.of({"zones": ZONE, option: "http://user:SEKRET@head.example.net:8265"})
+    assert "SEKRET" not in str(caught.value)
+
+
 def test_zones_are_text_or_a_list():
     assert Settings.of({"zones": "us-central2-b, europe-west4-b"}) == Settings.of(
         {"zones": ["us-central2-b", "europe-west4-b"]}
