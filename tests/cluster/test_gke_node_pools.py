@@ -26,7 +26,7 @@ from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import CLUSTER
 from tests.session import SESSION_DIR
 from tests.testbed.client import Testbed
-from tests.waiting import eventually
+from tests.waiting import eventually, eventually_async
 
 pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.timeout(2400)]
 
@@ -142,16 +142,22 @@ async def test_a_pool_that_is_lost_is_made_anew_and_its_slice_becomes_whole(
         )
         plan = await gke.plan(V4, ladder(None), lease_for=timedelta(hours=1))
         lease = await gke.acquire(plan, owner("provision"), say=told.append)
-        schedule = Schedule.start({"provisioning": 600, "labelled": 600})
-        lease, _ = await wait_whole(gke, lease, schedule=schedule, say=told.append)
-        lost = lease.created["node pool"][1]
-        google.container.vanish(f"{CLUSTER}/nodePools/{lost}")
-        eventually(lambda: not [name for name in slices.nodes() if name.startswith(lost)], "its nodes are gone")
+        try:
+            schedule = Schedule.start({"provisioning": 600, "labelled": 600})
+            lease, _ = await wait_whole(gke, lease, schedule=schedule, say=told.append)
+            lost = lease.created["node pool"][1]
+            google.container.vanish(f"{CLUSTER}/nodePools/{lost}")
 
-        mended, report = await wait_whole(gke, lease, schedule=schedule, say=told.append)
+            async def seen() -> bool:
+                """Ray and Kubernetes take their time to notice that hosts are gone."""
+                return not (await gke.observe(lease)).ready
 
-        assert report.ready
-        assert lost not in mended.created["node pool"]
-        assert len(google.node_pools()) == 2
-        await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=5), say=told.append, poll_s=1)
+            await eventually_async(seen, "somebody notices", limit_s=300, every_s=1)
+            mended, report = await wait_whole(gke, lease, schedule=schedule, say=told.append)
+
+            assert report.ready, told
+            assert lost not in mended.created["node pool"], told
+            assert len(google.node_pools()) == 2
+        finally:
+            await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=5), say=told.append, poll_s=1)
         eventually(lambda: left(slices, google, namespace) == [], f"nothing is left: {told}")
