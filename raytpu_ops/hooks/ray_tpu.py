@@ -5,6 +5,7 @@ Not here: anything that decides; operators and triggers run the flows with what 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import httpx
 
     from raytpu_ops.backends.base import Backend
+    from raytpu_ops.backends.google.access import CloudAccess
     from raytpu_ops.ray.client import BlockingRayClient
 
 
@@ -31,7 +33,9 @@ class RayTpuHook(BaseHook):
 
     :param ray_tpu_conn_id: the connection; its extra may name the ``backend``.
     :param backend: the backend, where it is not the connection that says so.
-    :param options: options of the backend that go over the connection's.
+    :param options: options of the backend that go over the connection's: a dict, or its JSON, as a template renders it.
+    :param cloud: who acts at Google, where it is not the account that the options name.
+    :raises InvalidSpec: ``options`` is something else.
     """
 
     conn_name_attr = "ray_tpu_conn_id"
@@ -44,12 +48,16 @@ class RayTpuHook(BaseHook):
         ray_tpu_conn_id: str | None = None,
         backend: str | None = None,
         *,
-        options: Mapping[str, Any] | None = None,
+        options: Mapping[str, Any] | str | None = None,
+        cloud: CloudAccess | None = None,
     ) -> None:
         super().__init__()
         self.ray_tpu_conn_id = ray_tpu_conn_id or self.default_conn_name
         self.backend_name = backend
-        self._over = {key: value for key, value in (options or {}).items() if value is not None}
+        self._over = {key: value for key, value in _read_options(options).items() if value is not None}
+        self._cloud = cloud
+        #: Who acts at Google; None where nobody has to, and before there is a backend.
+        self.cloud: CloudAccess | None = None
         #: Of the lease that this hook is for: which cluster it is on.
         self._place: Mapping[str, str] = {}
 
@@ -105,13 +113,14 @@ class RayTpuHook(BaseHook):
             from raytpu_ops.hooks.google_cloud import cloud_from, vms_found_again
 
             cloud, rest = cloud_from(vms_found_again(options, self._place) | self._over, name)
-            return make_backend(name, cloud=cloud, **rest)
+            self.cloud = self._cloud or cloud
+            return make_backend(name, cloud=self.cloud, **rest)
         if name != "gke":
             return make_backend(name, **options | self._over)
         from raytpu_ops.hooks.kubernetes import access_from, found_again, overlaid
 
         told, over, pools = self._apart(found_again(options, self._place))
-        access, rest = access_from(overlaid(told, over))
+        access, rest = access_from(_without_no_pools(overlaid(told, over)))
         return make_backend(name, access=access, **rest, **pools)
 
     def _apart(self, options: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any], dict[str, Any]]:
@@ -124,12 +133,13 @@ class RayTpuHook(BaseHook):
         from raytpu_ops.hooks.google_cloud import CLOUD_KEYS, cloud_from
 
         both = {**options, **self._over}
-        if not both.get("node_pools"):
+        if "node_pools" not in _without_no_pools(both):
             return options, self._over, {}
         cloud, _ = cloud_from(both, "gke")
+        self.cloud = self._cloud or cloud
         mine = {"google_endpoints"} if both.get("cluster_name") else CLOUD_KEYS
         told, over = ({key: one[key] for key in one if key not in mine} for one in (options, self._over))
-        return told, over, {"cloud": cloud}
+        return told, over, {"cloud": self.cloud}
 
     def ray(self, lease: SliceLease | Mapping[str, Any]) -> BlockingRayClient:
         """A blocking client for the lease's Ray, for code of one's own in a ``@task``.
@@ -174,3 +184,32 @@ class RayTpuHook(BaseHook):
         except RayTpuError as error:
             return False, str(error)
         return True, f"{self.backend.name}: {len(leases)} leases"
+
+
+def _read_options(options: object) -> Mapping[str, Any]:
+    """A dict, its JSON, or nothing.
+
+    :raises InvalidSpec: it is something else.
+    """
+    found = options
+    if isinstance(options, str):
+        if not options.strip():
+            return {}
+        try:
+            found = json.loads(options)
+        except ValueError:
+            found = None
+    elif options is None:
+        return {}
+    if not isinstance(found, Mapping):
+        # Not the value: it may hold a token.
+        what = "other text" if isinstance(options, str) else type(options).__name__
+        raise InvalidSpec(f"backend_options: must be a dict of the backend's options or its JSON, got {what}")
+    return found
+
+
+def _without_no_pools(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The options, without ``node_pools`` where that says that none are to be made; a lone ``{}`` asks for some."""
+    if options.get("node_pools") not in (None, False, "", "false"):
+        return options
+    return {key: value for key, value in options.items() if key != "node_pools"}

@@ -116,6 +116,21 @@ class TestNodePools:
         backend: Any = RayTpuHook("tpus").backend
         assert backend._pools is None
 
+    @pytest.mark.parametrize("asked", [True, {}, "{}", "true"])
+    def test_nothing_further_about_them_asks_for_some(self, provider: bool, connect: Connect, asked: object) -> None:
+        connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", project_id="p")
+        hook = RayTpuHook("tpus", options={"node_pools": asked})
+        assert cloud(hook).selectors == {"project_id": "p"}
+        assert hook.cloud is cloud(hook)
+
+    @pytest.mark.parametrize("off", [False, "false", ""])
+    def test_a_task_turns_the_connections_off(self, connect: Connect, off: object) -> None:
+        connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", node_pools={"cluster": CLUSTER})
+        hook = RayTpuHook("tpus", options={"node_pools": off})
+        backend: Any = hook.backend
+        assert backend.settings.node_pools is None
+        assert hook.cloud is None
+
     def test_a_kubeconfig_leads_to_the_server_and_an_account_to_the_pools(
         self, provider: bool, connect: Connect
     ) -> None:

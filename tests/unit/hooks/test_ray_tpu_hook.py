@@ -84,6 +84,18 @@ def test_local_takes_options_too(tmp_path: Path, connect: Connect) -> None:
     assert str(tmp_path) in str(backend.root.path)
 
 
+def test_options_may_be_the_json_that_a_template_renders() -> None:
+    backend = gke(RayTpuHook(None, "gke", options='{"kubeconfig": "/k", "namespace": "ml"}'))
+    assert backend.settings.namespace == "ml"
+    assert gke(RayTpuHook(None, "gke", options=" ")).settings.namespace == "default"
+
+
+@pytest.mark.parametrize("options", ["namespace=ml", "[]", ["namespace"], 7, "null"])
+def test_options_that_are_none_are_refused_in_one_line(options: Any) -> None:
+    with pytest.raises(InvalidSpec, match="^backend_options: must be a dict of the backend's options or its JSON, got"):
+        RayTpuHook(None, "gke", options=options)
+
+
 def test_an_option_that_no_backend_has_is_refused_by_name(connect: Connect) -> None:
     connect("tpus", "ray_tpu", backend="gke", namespce="ml")
 
