@@ -10,6 +10,8 @@ from raytpu_ops.flows.leases import reach
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.problems import read
+from raytpu_ops.tpu.work import Code
 
 
 async def runtime_env_with(
@@ -28,14 +30,12 @@ async def runtime_env_with(
     :param schedule: how long Ray may take to answer.
     :raises InvalidSpec: the folder does not exist, or the code is named twice.
     """
-    env = dict(runtime_env or {})
-    folder: Path | None = None
+    code = read(Code, {"working_dir": working_dir, "runtime_env": runtime_env or {}}, "code")
+    env = dict(code.runtime_env)
     if working_dir is not None:
-        if "working_dir" in env:
-            raise InvalidSpec("working_dir is set twice: as working_dir=… and in runtime_env; leave one out")
         env["working_dir"] = working_dir
-        folder = None if "://" in working_dir else _folder(working_dir)
-    modules = _py_modules(env)
+    folder = folder_of(working_dir)
+    modules = list(env.get("py_modules") or [])
     if folder is None and not backend.ships_runtime:
         return env
 
@@ -52,15 +52,14 @@ async def runtime_env_with(
         return await reach(backend, lease, upload, schedule=schedule, say=say)
 
 
-def _py_modules(env: dict[str, Any]) -> list[Any]:
-    modules = env.get("py_modules") or []
-    if not isinstance(modules, list | tuple):
-        raise InvalidSpec(f"runtime_env: py_modules must be a list of URIs, got a {type(modules).__name__}")
-    return list(modules)
+def folder_of(working_dir: str | None) -> Path | None:
+    """The folder that is to be uploaded; None where there is none, or a URI.
 
-
-def _folder(text: str) -> Path:
-    folder = Path(text).expanduser()
+    :raises InvalidSpec: it does not exist on this machine.
+    """
+    if working_dir is None or "://" in working_dir:
+        return None
+    folder = Path(working_dir).expanduser()
     if not folder.is_dir():
-        raise InvalidSpec(f"working_dir {text!r} is no folder on this machine; give the folder with your code")
+        raise InvalidSpec(f"working_dir {working_dir!r} is no folder on this machine; give the folder with your code")
     return folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field
 
 from raytpu_ops.backends.base import Backend, Say
 from raytpu_ops.flows.leases import reach, stands, wait_whole
@@ -15,40 +15,25 @@ from raytpu_ops.ray.states import ServeApplication, ServeStatus
 from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
-from raytpu_ops.tpu.work import check_target
+from raytpu_ops.tpu.work import ServeApp
 
 #: Builds the user's application with the slice that it is to own (``runtime/serve.py``).
 BUILDER = "raytpu_ops.runtime.serve:build"
 
 
-class ServeRequest(BaseModel):
+class ServeRequest(ServeApp):
     """Everything about an application that travels from the task to the trigger, as plain JSON.
 
-    :param name: the application's name, unique on its Ray cluster.
-    :param app: ``module:builder`` of the user's application.
-    :param args: plain JSON for the builder.
-    :param route_prefix: the path below which it answers.
     :param runtime_env: Ray's runtime environment.
     :param schedule: how long it may take until the slices are whole, and then until it answers.
     :param poll_s: seconds between two looks.
     :param owner: whose it is, the same over retries and runs; no other task deploys over it.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    name: str = Field(min_length=1, max_length=63, pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")
-    app: str
-    args: dict[str, Any] = Field(default_factory=dict)
-    route_prefix: str = Field(pattern=r"^/([A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)?$")
     runtime_env: dict[str, Any] = Field(default_factory=dict)
     schedule: Schedule
     poll_s: float = Field(default=1.0, gt=0)
     owner: str = ""
-
-    @field_validator("app")
-    @classmethod
-    def _is_target(cls, value: str) -> str:
-        return check_target(value, "app")
 
     def config(self, lease: SliceLease) -> dict[str, Any]:
         """The application as Serve's REST API takes it."""

@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
@@ -65,7 +66,20 @@ def has_template(value: object) -> bool:
         return any(has_template(part) for part in value.values())
     if isinstance(value, list | tuple):
         return any(has_template(part) for part in value)
-    return hasattr(value, "resolve")
+    return hasattr(value, "resolve") and not isinstance(value, PurePath)
+
+
+def settled(value: object, stand_in: object) -> Any:
+    """What can be judged before the task runs: a value with a stand-in for what a template decides.
+
+    :param stand_in: a value that is right, in the place of one that is a template as a whole; a template
+        inside a dict or a list becomes a word.
+    """
+    if isinstance(value, dict):
+        return {name: settled(part, "template") for name, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [settled(part, "template") for part in value]
+    return stand_in if has_template(value) else value
 
 
 @contextmanager

@@ -4,24 +4,45 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, epoch_of, owner_of, whole_number
-from raytpu_ops.tpu.deadlines import Deadlines, Schedule
+from raytpu_ops.operators.base import RayTpuOperator, epoch_of, has_template, owner_of, settled, whole_number
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import submission_prefix
+from raytpu_ops.tpu.problems import read
 from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.tpu.words import shown
+from raytpu_ops.tpu.work import Code, CommandWork, FunctionWork, TrainWork, dump_work
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from raytpu_ops.backends.base import Backend
     from raytpu_ops.flows.jobs import JobRequest
-    from raytpu_ops.tpu.work import AnyWork
     from raytpu_ops.triggers.ray_work import RayJobTrigger
+
+
+Work = TrainWork | FunctionWork | CommandWork
+
+#: What is right in every field, in the place of what a template decides.
+_STAND_INS: dict[str, Any] = {
+    "spec": SliceSpec.of("v4", "2x2x1"),
+    "train_loop": "module:function",
+    "function": "module:function",
+    "config": {},
+    "storage": "/storage",
+    "run_name": "run",
+    "args": [],
+    "kwargs": {},
+    "argv": ["program"],
+}
+#: Fields of the work that are parameters of another name here.
+_CALLED = {"argv": "command", "args": "op_args", "kwargs": "op_kwargs"}
 
 
 class RaySliceJobOperator(RayTpuOperator):
@@ -30,6 +51,9 @@ class RaySliceJobOperator(RayTpuOperator):
     The job is submitted once: a retry adopts what an earlier try left running, a clear by a person
     stops it and starts again. A slice that broke since is replaced whole before the job is
     submitted. What the job prints appears in the task's log as it is written.
+
+    What is wrong as written is refused when the DAG file is parsed; what a template decides, when the
+    task runs and before anything else does.
 
     :param lease: the output of ``TpuSlicesReadySensor`` or ``ProvisionTpuSlicesOperator``. (templated)
     :param working_dir: folder with the user's code, uploaded once for each content; or a URI that Ray
@@ -61,23 +85,44 @@ class RaySliceJobOperator(RayTpuOperator):
     ) -> None:
         super().__init__(multiple_outputs=multiple_outputs, **kwargs)
         self.lease = lease
-        self.working_dir = working_dir
+        self.working_dir = path_of(working_dir)
         self.num_slices = num_slices
         self.env = env
         self.runtime_env = runtime_env
         self.deadlines = deadlines
-        self.poll_interval = poll_interval
+        self.poll_interval = as_duration(poll_interval, "poll_interval").total_seconds()
         self._running: tuple[Backend, SliceLease, JobRequest] | None = None
+        Deadlines.of(deadlines)
 
     @abstractmethod
-    def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
-        """What runs; ``common`` holds the fields that every work has."""
+    def asked(self, run: str) -> tuple[type[Work], dict[str, Any]]:
+        """What runs: the model of the work, and its own fields as the author gave them.
+
+        :param run: a name for the run that retries of this task share.
+        :raises InvalidSpec: two things are asked for, or none.
+        """
+
+    def check_written(self) -> None:
+        """Check what does not depend on a template; for the end of the constructor of what can be instantiated.
+
+        :raises InvalidSpec: what is wrong, and what would be right.
+        """
+        model, fields = self.asked("run")
+        written = {name: settled(value, _STAND_INS.get(name)) for name, value in fields.items()}
+        common = {"spec": _STAND_INS["spec"], "env": settled(self.env or {}, {})}
+        read(model, {**written, **common}, type(self).__name__, _CALLED)
+        check_code(self, self.working_dir, self.runtime_env)
+        if not has_template(self.num_slices):
+            self._slices(None)
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Run the job.
 
         :return: the job's result, with ``submission_id`` and ``lease_id``.
         """
+        from raytpu_ops.flows.packages import folder_of
+
+        folder_of(self.working_dir)
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
         self.check(context, lease)
@@ -90,14 +135,13 @@ class RaySliceJobOperator(RayTpuOperator):
         :return: the work, as its JSON.
         :raises InvalidSpec: what is wrong, and what would be right.
         """
-        from raytpu_ops.tpu.work import dump_work
-
         common = {
-            "spec": self._spec(lease),
-            "env": dict(self.env or {}),
+            "spec": lease.spec.model_copy(update={"num_slices": self._slices(lease)}),
+            "env": self.env or {},
             "start_timeout_s": Deadlines.of(self.deadlines).starting.total_seconds(),
         }
-        return dump_work(self.work(context, common))
+        model, fields = self.asked(submission_prefix(owner_of(context), epoch_of(context)).rstrip("-"))
+        return dump_work(read(model, {**fields, **common}, type(self).__name__, _CALLED))
 
     def proceed(self, context: Context) -> dict[str, Any]:
         """Hand the user's code to the cluster and run the job."""
@@ -139,16 +183,16 @@ class RaySliceJobOperator(RayTpuOperator):
             attempt=attempt, work=work, runtime_env=runtime_env, schedule=schedule, poll_s=self.poll_interval
         )
 
-    def _spec(self, lease: SliceLease) -> SliceSpec:
-        wanted = whole_number(self.num_slices)
-        spec = lease.spec
+    def _slices(self, lease: SliceLease | None) -> int:
+        """How many slices are reserved; while there is no lease, as many as it must have at least."""
+        wanted, there = whole_number(self.num_slices), lease.spec.num_slices if lease else None
         if wanted is None or wanted == "":
-            return spec
-        if not isinstance(wanted, int) or isinstance(wanted, bool) or not 1 <= wanted <= spec.num_slices:
-            raise InvalidSpec(
-                f"num_slices: {wanted!r} of lease {lease.id} were asked for; it has {spec.num_slices}, give 1 to that"
-            )
-        return spec.model_copy(update={"num_slices": wanted})
+            return there or 1
+        if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
+            raise InvalidSpec(f"num_slices: must be a whole number, 1 or more, got {shown(wanted)}")
+        if lease is not None and wanted > lease.spec.num_slices:
+            raise InvalidSpec(f"num_slices: {wanted} were asked for; lease {lease.id} has {there}, give 1 to that")
+        return wanted
 
     def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         """Point the link at the job's own page."""
@@ -209,20 +253,18 @@ class RayTrainOperator(RaySliceJobOperator):
         self.run_name = run_name
         self.resume_from_checkpoint = resume
         self.keep_checkpoints = keep_checkpoints
+        self.check_written()
 
-    def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
+    def asked(self, run: str) -> tuple[type[Work], dict[str, Any]]:
         """The training run."""
-        from raytpu_ops.tpu.work import TrainWork
-
-        return TrainWork.of(
-            train_loop=target_of(self.train_loop, "train_loop"),
-            config=dict(self.config or {}),
-            storage=self.storage,
-            run_name=self.run_name or submission_prefix(owner_of(context), epoch_of(context)).rstrip("-"),
-            resume=self.resume_from_checkpoint,
-            keep_checkpoints=self.keep_checkpoints,
-            **common,
-        )
+        return TrainWork, {
+            "train_loop": target_of(self.train_loop, "train_loop"),
+            "config": self.config or {},
+            "storage": self.storage,
+            "run_name": self.run_name or run,
+            "resume": self.resume_from_checkpoint,
+            "keep_checkpoints": self.keep_checkpoints,
+        }
 
 
 class RayTpuJobOperator(RaySliceJobOperator):
@@ -260,21 +302,22 @@ class RayTpuJobOperator(RaySliceJobOperator):
         self.op_args = op_args
         self.op_kwargs = op_kwargs
         self.command = command
+        self.check_written()
 
-    def work(self, context: Context, common: dict[str, Any]) -> AnyWork:
+    def asked(self, run: str) -> tuple[type[Work], dict[str, Any]]:
         """The function or the program."""
-        from raytpu_ops.tpu.work import CommandWork, FunctionWork
-
         if (self.function is None) == (self.command is None):
             raise InvalidSpec("give function='module:function' or command=['program', …], one of them")
         if self.function is None:
-            return CommandWork.of(argv=self.command, **common)
-        return FunctionWork.of(
-            function=target_of(self.function, "function"),
-            args=list(self.op_args),
-            kwargs=dict(self.op_kwargs or {}),
-            **common,
-        )
+            return CommandWork, {"argv": self.command}
+        # An XCom of a mapped task arrives as a lazy sequence.
+        args: Any = self.op_args
+        as_list = isinstance(args, Sequence) and not isinstance(args, str)
+        return FunctionWork, {
+            "function": target_of(self.function, "function"),
+            "args": list(args) if as_list else args,
+            "kwargs": self.op_kwargs or {},
+        }
 
 
 def target_of(code: str | Callable[..., Any], what: str) -> str:
@@ -282,8 +325,8 @@ def target_of(code: str | Callable[..., Any], what: str) -> str:
 
     :raises InvalidSpec: for a lambda, a nested function, or one that stands in a DAG file.
     """
-    if isinstance(code, str):
-        return code
+    if isinstance(code, str) or has_template(code):
+        return code  # type: ignore[return-value]  # a template is text when the task runs
     module = getattr(code, "__module__", "")
     name = getattr(code, "__qualname__", "")
     if not name or not name.replace(".", "").isidentifier() or module.startswith(("__main__", "unusual_prefix_")):
@@ -292,3 +335,19 @@ def target_of(code: str | Callable[..., Any], what: str) -> str:
             "and give 'module:function'"
         )
     return f"{module}:{name}"
+
+
+def path_of(working_dir: Any) -> Any:
+    """A path as text; what is none as it is, to be judged with the rest."""
+    return str(working_dir) if isinstance(working_dir, PurePath) else working_dir
+
+
+def check_code(operator: RayTpuOperator, working_dir: Any, runtime_env: Any) -> None:
+    """Check, as far as no template decides it, where the user's code comes from.
+
+    Not whether the folder exists: the machine that parses DAG files may not have it.
+
+    :raises InvalidSpec: what is wrong, and what would be right.
+    """
+    code = {"working_dir": settled(working_dir, "folder"), "runtime_env": settled(runtime_env or {}, {})}
+    read(Code, code, type(operator).__name__)

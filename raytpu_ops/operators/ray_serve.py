@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, owner_of
-from raytpu_ops.operators.ray_jobs import target_of
-from raytpu_ops.tpu.deadlines import Deadlines, Schedule
+from raytpu_ops.operators.base import RayTpuOperator, owner_of, settled
+from raytpu_ops.operators.ray_jobs import check_code, path_of, target_of
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.problems import read
+from raytpu_ops.tpu.work import ServeApp
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -19,6 +20,10 @@ if TYPE_CHECKING:
     from raytpu_ops.backends.base import Backend
     from raytpu_ops.flows.serving import ServeRequest
     from raytpu_ops.triggers.ray_work import RayServeTrigger
+
+
+#: What is right in every field, in the place of what a template decides.
+_STAND_INS: dict[str, Any] = {"name": "name", "app": "module:builder", "args": {}, "route_prefix": "/name"}
 
 
 class RayServeOperator(RayTpuOperator):
@@ -76,14 +81,35 @@ class RayServeOperator(RayTpuOperator):
         self.args = args
         self.name = name
         self.route_prefix = route_prefix
-        self.working_dir = working_dir
+        self.working_dir = path_of(working_dir)
         self.runtime_env = runtime_env
         self.deadlines = deadlines
-        self.poll_interval = poll_interval
+        self.poll_interval = as_duration(poll_interval, "poll_interval").total_seconds()
         self._deploying: tuple[Backend, SliceLease, str, str] | None = None
+        Deadlines.of(deadlines)
+        written = {name: settled(value, _STAND_INS[name]) for name, value in self._asked(self.default_name()).items()}
+        read(ServeApp, written, type(self).__name__)
+        check_code(self, self.working_dir, self.runtime_env)
+
+    def default_name(self, map_index: int = -1) -> str:
+        """What the application is called where the author does not say it."""
+        return self.task_id.replace(".", "-") + (f"-{map_index}" if map_index >= 0 else "")
+
+    def _asked(self, default_name: str) -> dict[str, Any]:
+        """The application as the author asked for it."""
+        name = self.name or default_name
+        return {
+            "name": name,
+            "app": target_of(self.app, "app"),
+            "args": self.args or {},
+            "route_prefix": self.route_prefix or f"/{name}",
+        }
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Deploy and wait."""
+        from raytpu_ops.flows.packages import folder_of
+
+        folder_of(self.working_dir)
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
         self._checked(context, Schedule.start(self.deadlines))
@@ -121,15 +147,10 @@ class RayServeOperator(RayTpuOperator):
 
         owner = owner_of(context)
         mapped = owner.map_index >= 0
-        default = self.task_id.replace(".", "-") + (f"-{owner.map_index}" if mapped else "")
-        name = self.name or default
         fields = {
-            "name": name,
+            **self._asked(self.default_name(owner.map_index)),
             # Without the run: the next run of the same task may replace what this one serves.
             "owner": f"{owner.dag_id}/{owner.task_id}" + (f"[{owner.map_index}]" if mapped else ""),
-            "app": target_of(self.app, "app"),
-            "args": dict(self.args or {}),
-            "route_prefix": self.route_prefix or f"/{name}",
             "schedule": schedule,
             "poll_s": self.poll_interval,
         }

@@ -8,9 +8,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
-from raytpu_ops.operators.base import RayTpuOperator
+from raytpu_ops.operators.base import RayTpuOperator, has_template
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec
+from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,7 +29,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
     It takes nothing before its time while this Airflow does not say that the run is over: a run that
     it does not know may be another Airflow's, on the same cluster.
 
-    :param backend: ``local`` or ``gke``; may be left to the connection. (templated)
+    :param backend: ``local``, ``gke`` or ``tpu_vm``; may be left to the connection. (templated)
     :param backend_options: options of the backend, over those of the connection. (templated)
     :param ray_tpu_conn_id: the connection to the backend. (templated)
     :param dry_run: release nothing, log what would be. (templated)
@@ -60,6 +61,10 @@ class ReapTpuSlicesOperator(RayTpuOperator):
         self.only_look = dry_run
         self.unknown_runs = unknown_runs
         self.deadlines = deadlines
+        Deadlines.of(deadlines)
+        for name, switch in {"dry_run": dry_run, "unknown_runs": unknown_runs}.items():
+            if not has_template(switch):
+                _truth(switch, name)
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Look at every lease, and release what is due until nothing of it is left.
@@ -69,7 +74,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
         from raytpu_ops.flows.reaping import reap
 
         backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
-        ti, unknown_is_over = context["ti"], _truth(self.unknown_runs)
+        ti, unknown_is_over = context["ti"], _truth(self.unknown_runs, "unknown_runs")
 
         async def is_over(owner: Owner) -> bool | None:
             return await asyncio.to_thread(_is_over, ti, owner, unknown_is_over)
@@ -81,7 +86,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
                 datetime.now(UTC),
                 by=Deadlines.of(self.deadlines).at(Phase.RELEASING),
                 say=self.log.info,
-                dry_run=_truth(self.only_look),
+                dry_run=_truth(self.only_look, "dry_run"),
             )
         )
         if done.left:
@@ -99,12 +104,12 @@ def _is_over(ti: Any, owner: Owner, unknown_is_over: bool) -> bool | None:
     return True if unknown_is_over else None
 
 
-def _truth(value: object) -> bool:
+def _truth(value: object, what: str) -> bool:
     """A switch, also where a template rendered it as text.
 
     :raises InvalidSpec: for what is neither.
     """
     word = str(value).strip().lower()
     if word not in ("true", "false"):
-        raise InvalidSpec(f"dry_run, unknown_runs: {value!r} is neither true nor false")
+        raise InvalidSpec(f"{what}: must be true or false, got {shown(value)}")
     return word == "true"

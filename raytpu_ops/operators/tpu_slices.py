@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, whole_number
+from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, settled, whole_number
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
@@ -68,10 +68,19 @@ class _WantsSlices(RayTpuOperator):
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.lease_for = lease_for
         self.deadlines = deadlines
-        Deadlines.of(deadlines)
-        if not any(has_template(getattr(self, field)) for field in self.template_fields):
-            # Nothing to be rendered: a mistake shows when the DAG file is parsed, not in the first run.
-            self._wanted()
+        self._check_written()
+
+    def _check_written(self) -> None:
+        """Check what no template decides: a mistake shows when the DAG file is parsed, not in the first run."""
+        Deadlines.of(self.deadlines)
+        as_duration(self.lease_for, "lease_for")
+        if not has_template(self.capacity):
+            ladder(self.capacity)
+        shape = self.generation, self.topology or None, self.machine_type or None
+        # One that exists, in the place of what a template decides: the number of slices can be judged alone.
+        generation, topology, machine_type = ("v4", "2x2x1", None) if has_template(shape) else shape
+        number = settled(whole_number(self.num_slices), 1)
+        SliceSpec.of(generation, topology, num_slices=number, machine_type=machine_type)
 
     def _open(self) -> Backend:
         return RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
@@ -225,6 +234,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         self.backend_options = backend_options
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.deadlines = deadlines
+        Deadlines.of(deadlines)
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Release.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, owner_of
-from raytpu_ops.tpu.deadlines import Deadlines, Schedule
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
@@ -52,7 +52,8 @@ class TpuSlicesReadySensor(RayTpuOperator):
         super().__init__(**kwargs)
         self.lease = lease
         self.deadlines = deadlines
-        self.poke_interval = poke_interval
+        self.poke_interval = as_duration(poke_interval, "poke_interval").total_seconds()
+        Deadlines.of(deadlines)
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Look, and wait where it is not whole yet."""

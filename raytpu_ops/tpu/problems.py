@@ -16,7 +16,9 @@ from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.words import near, shown
 
 #: Fields whose values may be secret: an error says of what type they are, never what they hold.
-_PRIVATE = frozenset({"env", "token", "config", "args", "kwargs", "argv", "address", "serve_address", "storage"})
+_PRIVATE = frozenset(
+    {"env", "token", "config", "args", "kwargs", "argv", "address", "serve_address", "storage", "runtime_env"}
+)
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -39,12 +41,13 @@ class Checked(BaseModel):
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
 
-def read(model: type[M], value: object, what: str) -> M:
+def read(model: type[M], value: object, what: str, called: Mapping[str, str] | None = None) -> M:
     """Validate user input as a model.
 
     :param model: the model's class.
     :param value: an instance of it, or a mapping of its fields.
     :param what: what is read, in a word; begins the error message.
+    :param called: what the author calls fields that have another name here.
     :raises InvalidSpec: one line: where, what is wrong, what would be right.
     """
     if isinstance(value, model):
@@ -57,18 +60,21 @@ def read(model: type[M], value: object, what: str) -> M:
     try:
         return model.model_validate(dict(value))
     except ValidationError as error:
-        raise refused(error, what, model.model_fields) from None
+        raise refused(error, what, model.model_fields, called) from None
 
 
-def refused(error: ValidationError, what: str, fields: Iterable[str] = ()) -> InvalidSpec:
+def refused(
+    error: ValidationError, what: str, fields: Iterable[str] = (), called: Mapping[str, str] | None = None
+) -> InvalidSpec:
     """A pydantic error as ours. Raise it ``from None``: pydantic's own text would repeat the whole input.
 
     :param error: what pydantic raised.
     :param what: what was read, in a word.
     :param fields: the fields there are at the top.
+    :param called: what the author calls fields that have another name here.
     """
     cause = _cause(error)
-    return InvalidSpec(str(cause) if cause else f"{what}: {first_problem(error, fields)}")
+    return InvalidSpec(str(cause) if cause else f"{what}: {first_problem(error, fields, called)}")
 
 
 def _cause(error: ValidationError) -> InvalidSpec | None:
@@ -83,14 +89,19 @@ def _first(error: ValidationError) -> ErrorDetails:
     return next((problem for problem in problems if problem["type"] in ("extra_forbidden", "invalid_key")), problems[0])
 
 
-def first_problem(error: ValidationError, fields: Iterable[str] = ()) -> str:
+def first_problem(error: ValidationError, fields: Iterable[str] = (), called: Mapping[str, str] | None = None) -> str:
     """One line out of a pydantic error: where, what, and what arrived.
 
     :param error: what pydantic raised.
     :param fields: the fields there are at the top, to be named where an unknown one was given.
+    :param called: what the author calls fields that have another name here.
     """
     problem = _first(error)
-    where = ".".join(_part(part) for part in problem["loc"] if part != "[key]")
+    names = called or {}
+    place = [
+        names.get(part, part) if isinstance(part, str) and not at else part for at, part in enumerate(problem["loc"])
+    ]
+    where = ".".join(_part(part) for part in place if part != "[key]")
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     return f"{where}{': ' if where else ''}{_what(problem, list(fields))}{more}"
 

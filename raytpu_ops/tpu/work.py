@@ -12,7 +12,7 @@ import re
 from keyword import iskeyword
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, field_validator, model_validator
 
 from raytpu_ops.tpu.errors import FailureClass, InvalidSpec
 from raytpu_ops.tpu.fields import Count, Flag, Line, PlainDict, PlainJson, Seconds, Text, Word
@@ -30,6 +30,8 @@ WORK_LIMIT_BYTES = 120_000
 _TARGET = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*\Z", re.ASCII)
 _RUN_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?\Z")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_APPLICATION = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}\Z")
+_ROUTE = re.compile(r"/([A-Za-z0-9_~-][A-Za-z0-9._~-]*(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)*)?\Z")
 #: A scheme and at least one character more.
 _STORAGE_URL = re.compile(r"[a-z][a-z0-9+.-]*://[^/@\s][^@\s]*\Z")
 #: Variables that are not the user's: the wire itself, and what Ray labels hosts from.
@@ -170,12 +172,83 @@ class CommandWork(_Work):
     kind: Literal["command"] = "command"
     argv: list[Text] = Field(min_length=1)
 
+    @field_validator("argv", mode="before")
+    @classmethod
+    def _is_list(cls, value: object) -> object:
+        if isinstance(value, str):
+            raise ValueError(  # noqa: TRY004  pydantic turns only ValueError into a refusal
+                "must be a list of the program and its arguments, such as ['echo', 'hi']: no shell takes one line apart"
+            )
+        return value
+
     @field_validator("argv")
     @classmethod
     def _has_program(cls, value: list[str]) -> list[str]:
         if not value[0].strip():
             raise ValueError("the first item must be a program")
         return value
+
+
+class ServeApp(Checked):
+    """An application that Ray Serve runs on a lease, as far as a DAG author says it.
+
+    :param name: the application's name, unique on its Ray cluster.
+    :param app: ``module:builder`` of the user's application.
+    :param args: plain JSON for the builder.
+    :param route_prefix: the path below which it answers.
+    """
+
+    name: str
+    app: Word
+    args: PlainDict = Field(default_factory=dict)
+    route_prefix: str
+
+    @field_validator("name")
+    @classmethod
+    def _is_name(cls, value: str) -> str:
+        if not _APPLICATION.match(value):
+            raise ValueError("must be letters, digits, dashes and underscores, at most 63, such as 'digits'")
+        return value
+
+    @field_validator("app")
+    @classmethod
+    def _is_target(cls, value: str) -> str:
+        return check_target(value, "app")
+
+    @field_validator("route_prefix")
+    @classmethod
+    def _is_route(cls, value: str) -> str:
+        if not _ROUTE.match(value):
+            raise ValueError(
+                "must be a path of letters, digits, '.', '_', '~' and '-' that begins with '/' and does not end with "
+                "it, such as '/digits'"
+            )
+        return value
+
+
+class Code(Checked):
+    """Where the user's code and what it needs come from.
+
+    :param working_dir: a folder, or a URI that Ray takes.
+    :param runtime_env: Ray's runtime environment.
+    """
+
+    working_dir: Line | None = None
+    runtime_env: PlainDict = Field(default_factory=dict)
+
+    @field_validator("runtime_env")
+    @classmethod
+    def _has_modules(cls, value: dict[str, Any]) -> dict[str, Any]:
+        modules = value.get("py_modules") or []
+        if not isinstance(modules, list):
+            raise InvalidSpec(f"runtime_env: py_modules must be a list of URIs, got a {type(modules).__name__}")
+        return value
+
+    @model_validator(mode="after")
+    def _is_named_once(self) -> Self:
+        if self.working_dir is not None and "working_dir" in self.runtime_env:
+            raise InvalidSpec("working_dir is set twice: as working_dir=… and in runtime_env; leave one out")
+        return self
 
 
 AnyWork = Annotated[TrainWork | FunctionWork | CommandWork, Field(discriminator="kind")]

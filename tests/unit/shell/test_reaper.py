@@ -61,9 +61,11 @@ def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
     return made
 
 
-def run(**arguments: Any) -> dict[str, Any]:
+def run(rendered: dict[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
     with DAG("reaper", schedule=None):
         operator = ReapTpuSlicesOperator(task_id="reap", **arguments)
+    for field, value in (rendered or {}).items():
+        setattr(operator, field, value)
     context: Any = {"ti": Instance()}
     result: dict[str, Any] = type(operator).execute.__wrapped__(operator, context)  # type: ignore[attr-defined]
     return result
@@ -94,5 +96,5 @@ def test_what_is_left_is_an_error_that_names_it(backend: Backend) -> None:
 
 def test_a_switch_that_is_none_is_refused(backend: Backend) -> None:
     with pytest.raises(AirflowFailException, match="perhaps"):
-        run(dry_run="perhaps")
+        run(rendered={"only_look": "perhaps"}, dry_run="{{ params.dry_run }}")
     assert len(backend.leases) == 3

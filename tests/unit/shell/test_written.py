@@ -1,0 +1,182 @@
+"""What is wrong as written is an import error of the DAG, before any chip is held; templates wait."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, task
+
+from raytpu_ops import (
+    ProvisionTpuSlicesOperator,
+    RayServeOperator,
+    RayTpuJobOperator,
+    RayTrainOperator,
+    ReapTpuSlicesOperator,
+    ReleaseTpuSlicesOperator,
+    TpuSlicesReadySensor,
+    tpu_slices,
+)
+from raytpu_ops.tpu.errors import InvalidSpec
+
+TEMPLATE = "{{ params.x }}"
+Make = Callable[..., Any]
+
+
+def train(**changes: Any) -> Any:
+    return RayTrainOperator(**{"task_id": "t", "lease": None, "train_loop": "m:f", "storage": "/s", **changes})
+
+
+def job(**changes: Any) -> Any:
+    return RayTpuJobOperator(**{"task_id": "t", "lease": None, "function": "m:f", **changes})
+
+
+def serve(**changes: Any) -> Any:
+    return RayServeOperator(**{"task_id": "t", "lease": None, "app": "m:f", **changes})
+
+
+def reap(**changes: Any) -> Any:
+    return ReapTpuSlicesOperator(task_id="t", **changes)
+
+
+def release(**changes: Any) -> Any:
+    return ReleaseTpuSlicesOperator(task_id="t", **changes)
+
+
+def provision(**changes: Any) -> Any:
+    return ProvisionTpuSlicesOperator(**{"task_id": "t", "generation": "v4", "topology": "2x2x1", **changes})
+
+
+def ready(**changes: Any) -> Any:
+    return TpuSlicesReadySensor(task_id="t", lease=None, **changes)
+
+
+def line_of(make: Make, **changes: Any) -> str:
+    with DAG("d", schedule=None), pytest.raises(InvalidSpec) as refused:
+        make(**changes)
+    line = str(refused.value)
+    assert line.isprintable()
+    assert "pydantic" not in line
+    return line
+
+
+#: What is called, one mistake, and what the line says.
+MISTAKES: list[tuple[Make, dict[str, Any], str]] = [
+    (train, {"deadlines": {"runing": 4}}, "runing"),
+    (train, {"train_loop": "mf"}, "RayTrainOperator: train_loop: it must be 'package.module:function'"),
+    (train, {"train_loop": lambda config: None}, "train_loop: .* cannot be imported on the hosts"),
+    (train, {"storage": "runs"}, "storage: must be an absolute folder"),
+    (train, {"keep_checkpoints": 0}, "keep_checkpoints: should be greater than or equal to 1"),
+    (train, {"run_name": "Bad Name"}, "run_name: must be lower-case letters"),
+    (train, {"resume": "yes"}, "resume: "),
+    (train, {"config": [1]}, "config: should be a valid dictionary"),
+    (train, {"config": {"x": object()}}, "config: at x: must be plain JSON"),
+    (train, {"poll_interval": float("nan")}, "poll_interval: must be a finite number"),
+    (job, {"command": ["echo"]}, "give function='module:function' or command="),
+    (job, {"function": None}, "give function='module:function' or command="),
+    (job, {"function": "mf"}, "RayTpuJobOperator: function: it must be 'package.module:function'"),
+    (job, {"function": lambda: None}, "function: .* cannot be imported on the hosts"),
+    (job, {"function": None, "command": "echo hi"}, r"RayTpuJobOperator: command: must be a list .*\['echo', 'hi'\]"),
+    (job, {"function": None, "command": []}, "command: "),
+    (job, {"op_args": "ab"}, "op_args: should be a valid list"),
+    (job, {"op_args": [object()]}, "op_args.0: must be plain JSON"),
+    (job, {"op_kwargs": [1]}, "op_kwargs: should be a valid dictionary"),
+    (job, {"num_slices": -1}, "num_slices: must be a whole number, 1 or more, got -1"),
+    (job, {"num_slices": "two"}, "num_slices: must be a whole number, 1 or more, got 'two'"),
+    (job, {"poll_interval": 0}, "poll_interval: must be longer than zero"),
+    (job, {"env": ["A"]}, "RayTpuJobOperator: env: should be a valid dictionary, got list"),
+    (job, {"env": {"A-B": "x"}}, "env: names of variables"),
+    (job, {"runtime_env": ["pip"]}, "runtime_env: should be a valid dictionary"),
+    (job, {"runtime_env": {"pip": object()}}, "runtime_env: at pip: must be plain JSON"),
+    (job, {"runtime_env": {"py_modules": "m"}}, "runtime_env: py_modules must be a list"),
+    (job, {"runtime_env": {"working_dir": "gs://b/c.zip"}, "working_dir": "/code"}, "working_dir is set twice"),
+    (serve, {"app": "mf"}, "RayServeOperator: app: app must be 'package.module:function'"),
+    (serve, {"args": [1]}, "RayServeOperator: args: should be a valid dictionary, got list"),
+    (serve, {"args": {"x": object()}}, "args: at x: must be plain JSON"),
+    (serve, {"name": "a b"}, "name: must be letters, digits, dashes and underscores"),
+    (serve, {"route_prefix": "digits/"}, "route_prefix: must be a path of .* such as '/digits'"),
+    (serve, {"poll_interval": -1}, "poll_interval: must be longer than zero"),
+    (serve, {"deadlines": {"starting": 0}}, "starting: must be longer than zero"),
+    (reap, {"dry_run": "maybe"}, "dry_run: must be true or false, got 'maybe'"),
+    (reap, {"unknown_runs": 3}, "unknown_runs: must be true or false, got 3"),
+    (reap, {"deadlines": {"x": 2}}, "there is no such field"),
+    (release, {"deadlines": {"x": 2}}, "there is no such field"),
+    (ready, {"deadlines": {"x": 2}}, "there is no such field"),
+    (ready, {"poke_interval": 0}, "poke_interval: must be longer than zero"),
+]
+
+
+@pytest.mark.parametrize(("make", "mistake", "words"), MISTAKES)
+def test_a_mistake_is_refused_when_the_file_is_parsed(make: Make, mistake: dict[str, Any], words: str) -> None:
+    with DAG("d", schedule=None), pytest.raises(InvalidSpec, match=words):
+        make(**mistake)
+    assert "\n" not in line_of(make, **mistake)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes", "words"),
+    [
+        (train, {"storage": TEMPLATE, "train_loop": "mf"}, "train_loop"),
+        (train, {"train_loop": TEMPLATE, "config": {"a": TEMPLATE}, "run_name": "Bad Name"}, "run_name"),
+        (train, {"config": {"a": TEMPLATE, "b": object()}}, "config: at b"),
+        (job, {"env": {"A": TEMPLATE}, "working_dir": TEMPLATE, "num_slices": 0}, "num_slices"),
+        (job, {"env": {"A": TEMPLATE, "B": 1}}, "env.B"),
+        (job, {"function": TEMPLATE, "command": ["x"]}, "give function="),
+        (serve, {"app": TEMPLATE, "name": "a b"}, "name"),
+        (reap, {"dry_run": TEMPLATE, "unknown_runs": "maybe"}, "maybe"),
+        (provision, {"ray_tpu_conn_id": TEMPLATE, "topology": "4x4"}, "topology"),
+        (provision, {"topology": TEMPLATE, "num_slices": 0}, "num_slices"),
+        (provision, {"num_slices": TEMPLATE, "topology": "4x4"}, "topology"),
+        (provision, {"generation": TEMPLATE, "capacity": "cheap"}, "capacity"),
+        (provision, {"generation": TEMPLATE, "lease_for": -1}, "lease_for"),
+    ],
+)
+def test_a_template_in_one_field_does_not_hide_another(make: Make, changes: dict[str, Any], words: str) -> None:
+    assert words in line_of(make, **changes)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (train, {"train_loop": TEMPLATE, "storage": TEMPLATE, "run_name": TEMPLATE, "config": TEMPLATE}),
+        (train, {"config": {"epochs": TEMPLATE}, "num_slices": TEMPLATE, "working_dir": TEMPLATE, "env": TEMPLATE}),
+        (train, {"storage": "gs://{{ var.value.bucket }}/Runs", "working_dir": Path("/not/on/this/machine")}),
+        (job, {"op_args": TEMPLATE, "op_kwargs": {"a": [TEMPLATE]}, "runtime_env": {"pip": [TEMPLATE]}}),
+        (job, {"function": None, "command": ["echo", TEMPLATE], "num_slices": "2"}),
+        (job, {"function": None, "command": TEMPLATE}),
+        (serve, {"app": TEMPLATE, "args": TEMPLATE, "name": TEMPLATE}),
+        (serve, {"route_prefix": TEMPLATE, "args": {"checkpoint": TEMPLATE}}),
+        (reap, {"dry_run": TEMPLATE, "unknown_runs": TEMPLATE}),
+    ],
+)
+def test_templates_wait_until_they_are_rendered(make: Make, changes: dict[str, Any]) -> None:
+    with DAG("d", schedule=None):
+        made = make(**changes)
+
+    assert made.task_id == "t"
+
+
+def test_what_other_tasks_return_waits_too() -> None:
+    @task(multiple_outputs=True)
+    def before() -> dict[str, Any]:
+        return {}
+
+    with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1") as lease:
+        out = before()
+        train(task_id="train", lease=lease, train_loop=out["loop"], config=out, storage=out["s"], env={"A": out["a"]})
+        job(task_id="job", lease=lease, function=out["f"], op_args=out["list"], op_kwargs={"a": [out]})
+        job(task_id="run", lease=lease, function=None, command=["x", out["a"]], num_slices=out["n"])
+        serve(task_id="serve", lease=lease, app=out["app"], args={"a": out}, name=out["name"])
+
+    assert all("before" in dag.get_task(name).upstream_task_ids for name in ("train", "job", "run", "serve"))
+
+
+@pytest.mark.parametrize("make", [job, serve])
+def test_a_folder_that_is_missing_is_told_before_anything_else(make: Make) -> None:
+    with DAG("d", schedule=None):
+        made = make(working_dir="/no/such/folder")
+
+    with pytest.raises(InvalidSpec, match="working_dir '/no/such/folder' is no folder on this machine"):
+        made.begin({})
