@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import datetime
 from typing import TypeVar
 
 from raytpu_ops.backends.base import Backend, Released, Say
 from raytpu_ops.tpu.deadlines import Phase, Schedule
-from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
+from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
-from raytpu_ops.waits import Done, Pending, Wait, wait_async
+from raytpu_ops.waits import Done, Pending, Wait, utc_now, wait_async
 
 Answer = TypeVar("Answer")
 
@@ -105,6 +106,22 @@ async def reach(
 
 def _lost(lease: SliceLease, report: Readiness) -> Preempted:
     return Preempted(f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one.")
+
+
+async def found(backend: Backend, owner: Owner, *, by: datetime) -> SliceLease | None:
+    """The owner's lease, or None where there is none.
+
+    :param by: the instant, UTC, at which the phase ``releasing`` is over.
+    :raises DeadlineExceeded: the backend could not be asked until then.
+    """
+    try:
+        async with asyncio.timeout(max(0.0, (by - utc_now()).total_seconds())):
+            return await backend.find(owner)
+    except TimeoutError:
+        raise DeadlineExceeded(
+            f"lease of {owner.key}: the releasing deadline {by:%Y-%m-%d %H:%M:%S}Z has passed, and backend "
+            f"{backend.name!r} did not say whether there is one; clear this task once it answers, or run the reaper"
+        ) from None
 
 
 async def take_back(backend: Backend, owner: Owner) -> list[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
@@ -118,7 +118,10 @@ class PlanTpuSlicesOperator(_WantsSlices):
 
         :return: ``spec`` in words, ``creates`` and ``notes``, one line each.
         """
-        plan = self._plan(self._open())
+        backend = self._open()
+        plan = self._plan(backend)
+        # Who cannot be asked whether there is a lease can neither grant one nor take one back.
+        self.run_flow(backend.find(owner_of(context)))
         return {"spec": str(plan.spec), "creates": plan.creates, "notes": plan.notes}
 
 
@@ -244,7 +247,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         from raytpu_ops.flows.leases import give_back
 
         by = Deadlines.of(self.deadlines).at(Phase.RELEASING)
-        lease, backend = self._find(context)
+        lease, backend = self._find(context, by)
         if lease is None:
             self.log.info("Nothing to release")
             return {"removed": [], "left": []}
@@ -268,12 +271,14 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         self.log.info("Released: %s", "; ".join(result["removed"]) or "nothing was left")
         return result
 
-    def _find(self, context: Context) -> tuple[SliceLease | None, Backend]:
+    def _find(self, context: Context, by: datetime) -> tuple[SliceLease | None, Backend]:
         if self.lease is not None:
             lease = SliceLease.from_xcom(self.lease)
             return lease, RayTpuHook.for_lease(lease).backend
+        from raytpu_ops.flows.leases import found
+
         if self.provision_task_id is None:
             raise InvalidSpec("lease is None and provision_task_id is not set: pass lease=provision.output")
         backend = RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
         owner = owner_of(context, self.provision_task_id)
-        return self.run_flow(backend.find(owner)), backend
+        return self.run_flow(found(backend, owner, by=by)), backend

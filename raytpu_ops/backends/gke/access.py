@@ -78,13 +78,20 @@ class KubeconfigAccess:
                 config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
             else:
                 await config.load_kube_config(
-                    config_file=_checked(file) if file else None,
+                    config_file=_checked(file) if file else _default(),
                     context=self._context,
                     client_configuration=found,
                 )
 
         await load(fill, f"kubeconfig {file!r}" if file else "Kubernetes", _NEXT)
         return found
+
+
+def _default() -> str:
+    path = Path.home() / ".kube" / "config"
+    if not path.is_file():
+        raise Misconfigured(f"there is no kubeconfig: $KUBECONFIG is not set, and ~/.kube/config is no file{_NEXT}")
+    return str(path)
 
 
 def _checked(file: str) -> str:

@@ -35,6 +35,7 @@ from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
@@ -132,7 +133,8 @@ class GkeBackend:
 
         :raises Misconfigured: somebody else's RayCluster has the name, or the owner's has another spec.
         :raises CapacityUnavailable: no rung of the ladder had the chips, or a ResourceQuota is used up.
-        :raises DeadlineExceeded: Kubernetes did not take it within :data:`ANSWER_WITHIN`.
+        :raises DeadlineExceeded: Kubernetes did not take it within the deadline of ``provisioning``, and never
+            later than :data:`ANSWER_WITHIN`.
         """
         pools = self._pools
         if pools is None or pools.options.reuse:
@@ -142,7 +144,7 @@ class GkeBackend:
         else:
             counted = [pools.options.asked(), *(rung.model_dump(mode="json") for rung in plan.ladder)]
             claim = self._claim(plan, owner, own_nodes(naming.lease_id(owner)), *counted)
-            by = self._clock() + ANSWER_WITHIN
+            by = self._clock() + min(ANSWER_WITHIN, plan.deadlines.provisioning)
             record = await pools.grant(claim, plan, lambda: self._record(claim, plan), by, say)
         return self._lease(record)
 
@@ -169,19 +171,23 @@ class GkeBackend:
     async def _taken(self, claim: Claim, plan: Plan) -> Record:
         """The RayCluster of a lease that brings no nodes."""
 
+        asked = False
+
         async def look() -> Pending | Done[Record]:
+            nonlocal asked
             async with self._api() as api:
                 there = await api.ray_cluster(claim.name)
                 if there is not None:
                     return claim.adopt(there)
-                record = await self._record(claim, plan)
+                record, asked = await self._record(claim, plan), True
                 await api.apply_ray_cluster(claim.written(record))
                 return Done(record)
 
+        within = min(ANSWER_WITHIN, plan.deadlines.provisioning)
         try:
-            return await self._waiting(claim.what, look)
+            return await self._waiting(claim.what, look, within=within, phase=Phase.PROVISIONING)
         except RayTpuError as error:
-            if left := await self._roll_back(claim, error):
+            if asked and (left := await self._roll_back(claim, error)):
                 raise type(error)(f"{error}; {left}") from error
             raise
 
@@ -325,10 +331,22 @@ class GkeBackend:
     def _api(self) -> KubeApi:
         return KubeApi(self.access, self.settings.namespace)
 
-    async def _waiting(self, what: str, look: Callable[[], Awaitable[Pending | Done[Answer]]]) -> Answer:
+    async def _waiting(
+        self,
+        what: str,
+        look: Callable[[], Awaitable[Pending | Done[Answer]]],
+        *,
+        within: timedelta = ANSWER_WITHIN,
+        phase: str = "",
+    ) -> Answer:
         """Do something that is safe to do again until it is through, as long as the server may be away."""
         decider: Wait[Pending | Done[Answer], Answer] = Wait(
-            what, lambda seen: seen, deadline=self._clock() + ANSWER_WITHIN, max_backoff_s=5.0, clock=self._clock
+            what,
+            lambda seen: seen,
+            deadline=self._clock() + within,
+            phase=phase,
+            max_backoff_s=5.0,
+            clock=self._clock,
         )
         return await wait_async(look, decider, sleep=self._sleep)
 

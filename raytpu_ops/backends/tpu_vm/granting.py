@@ -117,7 +117,8 @@ class Granting:
             return Done(max(found, key=_step_of, default=None))
 
         begun = self._clock()
-        decider = self._wait(f"lease {self._name}", judge, begun + ANSWER_WITHIN, "")
+        first = ladder.deadline(self._steps[0], Climb.start(begun), self._plan)
+        decider = self._wait(f"lease {self._name}", judge, min(begun + ANSWER_WITHIN, first), Phase.PROVISIONING)
         return await wait_async(look, decider, sleep=self._sleep)
 
     def _check_ours(self, view: QueuedView) -> None:

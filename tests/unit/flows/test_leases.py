@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from raytpu_ops.backends.base import Released
-from raytpu_ops.flows.leases import give_back, stands, wait_whole
+from raytpu_ops.flows.leases import found, give_back, stands, wait_whole
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted
 from tests.unit.flows.conftest import BROKEN, LOST, TOO_LATE, WAITING, WHOLE, schedule
@@ -109,3 +110,11 @@ async def test_a_release_that_leaves_something_is_an_error_that_names_it(backend
 
     with pytest.raises(DeadlineExceeded, match="billing: node pool p1: in use"):
         await give_back(backend, lease, by=soon(-1), say=print)
+
+
+async def test_a_backend_that_does_not_say_whether_there_is_a_lease_is_waited_for_until_the_deadline(backend, lease):
+    """However long it would try by itself."""
+    backend.find = lambda owner: asyncio.Event().wait()
+
+    with pytest.raises(DeadlineExceeded, match=r"releasing deadline .* backend 'memory' did not say"):
+        await found(backend, lease.owner, by=datetime.now(UTC) + timedelta(milliseconds=20))

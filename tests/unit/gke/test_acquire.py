@@ -17,6 +17,7 @@ from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.backend import ANSWER_WITHIN
 from raytpu_ops.backends.gke.record import OWNER, RECORD
 from raytpu_ops.tpu.capacity import OnDemand
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Misconfigured, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import lease_id
@@ -332,3 +333,16 @@ async def test_a_stranger_is_not_taken_back(kube: FakeKube, time: Time, backend:
         await backend.acquire(plan, ME)
 
     assert kube.count("delete") == 0
+
+
+async def test_a_server_that_is_away_is_waited_for_no_longer_than_the_deadline_and_nothing_is_said_to_be_left(
+    kube: FakeKube, time: Time, backend: GkeBackend, plan: Plan
+):
+    kube.fails("get", AWAY, always=True)
+    short = plan.model_copy(update={"deadlines": Deadlines(provisioning=timedelta(seconds=20))})
+
+    with pytest.raises(DeadlineExceeded, match="the provisioning deadline") as late:
+        await backend.acquire(short, ME)
+
+    assert time() - START < timedelta(minutes=1)
+    assert "may be left" not in str(late.value)  # it was never asked for

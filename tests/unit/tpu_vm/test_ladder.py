@@ -9,7 +9,7 @@ import pytest
 
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.tpu.capacity import OnDemand, Queued, Reservation, Spot
-from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured
+from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Misconfigured
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import ZONE
 from tests.google_fake.refusals import Code, Refusal
@@ -126,3 +126,15 @@ async def test_a_request_whose_task_died_is_not_granted_days_later(google: Googl
     google.advance(24 * 3600)
     assert state(google) == "FAILED"
     assert google.nodes() == {}
+
+
+async def test_a_google_that_is_away_at_first_is_waited_for_no_longer_than_the_first_rung_says(
+    google: GoogleFake, backend: TpuVmBackend
+):
+    google.faults.unavailable("*Queued*", None)
+    begun = google.clock.now()
+
+    with pytest.raises(DeadlineExceeded, match="provisioning deadline"):
+        await backend.acquire(planned(Spot(within=timedelta(minutes=1))), ME)
+
+    assert google.clock.now() - begun < timedelta(minutes=4)
