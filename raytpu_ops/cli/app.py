@@ -196,10 +196,9 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say what a lease would be made of, what speaks against it and what it may cost. Nothing is made."""
-    from datetime import timedelta
-
     from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.plan import Google, show
+    from raytpu_ops.tpu.deadlines import as_duration
     from raytpu_ops.tpu.lease import Owner
     from raytpu_ops.tpu.spec import SliceSpec
 
@@ -208,7 +207,7 @@ def plan(
         capacity or [],
         Where(backend, root, namespace=namespace),
         Google(conn_id, project, cluster, zone or [], price),
-        lease_for=timedelta(hours=lease_hours),
+        lease_for=as_duration(lease_hours * 3600, "--lease-hours"),
         owner=Owner(dag_id=dag_id, run_id="manual", task_id=task_id),
         as_json=as_json,
     )

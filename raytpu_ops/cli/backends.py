@@ -8,10 +8,15 @@ from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Backend, make_backend
 from raytpu_ops.demo.leases import local_backend
 from raytpu_ops.tpu.errors import InvalidSpec
+
+if TYPE_CHECKING:
+    from raytpu_ops.backends.google.access import CloudAccess
+    from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
 
 @dataclass(frozen=True)
@@ -70,10 +75,24 @@ def by_connection(conn_id: str, backend: str, **options: str) -> Backend:
     :param options: over the connection's.
     :raises Misconfigured: there is no such connection.
     """
+    return hook_of(conn_id, backend, options).backend
+
+
+def hook_of(conn_id: str, backend: str | None, options: dict[str, Any], cloud: CloudAccess | None = None) -> RayTpuHook:
+    """The hook of an Airflow connection, with its backend made.
+
+    :param conn_id: of type ``ray_tpu``.
+    :param backend: its name, which the connection may not contradict; None for the connection's.
+    :param options: over the connection's.
+    :param cloud: who acts at Google, where it is not the connection's account.
+    :raises Misconfigured: there is no such connection.
+    """
     # As `airflow connections` does it; otherwise Airflow looks only into the environment (3.3).
     os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
     # Airflow's log goes to stdout here, which belongs to the answer.
     with redirect_stdout(sys.stderr):
         from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
-        return RayTpuHook(conn_id, backend, options=options).backend
+        hook = RayTpuHook(conn_id, backend, options=options, cloud=cloud)
+        _ = hook.backend
+        return hook

@@ -15,7 +15,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Backend, Plan, make_backend
-from raytpu_ops.cli.backends import Where, by_connection
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.google.price import cost_note
+from raytpu_ops.cli.backends import Where, hook_of
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity, ladder
 from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
@@ -24,6 +26,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
+    from raytpu_ops.backends.gke.settings import Settings
     from raytpu_ops.backends.google.access import CloudAccess
 
 _DURATION = re.compile(r"(?P<number>[0-9]+(\.[0-9]+)?)(?P<unit>[smhd])\Z")
@@ -32,6 +35,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 _FIELDS = {"reservation": "name", "flex_start": "max_run_duration", "queued": "valid_for"}
 #: Stands for the cluster that nobody named; nobody is asked about it.
 _SOME_CLUSTER = "projects/PROJECT/locations/some-zone1-a/clusters/some-cluster"
+_UNNAMED = "no cluster is named: pass --cluster"
 
 
 @dataclass(frozen=True)
@@ -79,20 +83,43 @@ def show(
 async def _planned(
     spec: SliceSpec, rungs: Sequence[AnyCapacity], where: Where, google: Google, lease_for: timedelta
 ) -> Plan:
-    backend = _by_connection(where, google) if google.conn_id else await _by_options(where, google)
-    return await backend.plan(spec, rungs, lease_for=lease_for)
+    backend = await _by_connection(where, google) if google.conn_id else await _by_options(where, google)
+    plan = await backend.plan(spec, rungs, lease_for=lease_for)
+    if google.price is None or any("chip-hours" in note for note in plan.notes):
+        return plan
+    # Nodes that somebody else pays for: their cost is worth knowing all the same.
+    return plan.model_copy(update={"notes": [*plan.notes, cost_note(spec, lease_for, google.price)]})
 
 
-def _by_connection(where: Where, google: Google) -> Backend:
+async def _by_connection(where: Where, google: Google) -> Backend:
+    """The connection's backend with the options over it; nobody asks Google where its account can't be proven here."""
     assert google.conn_id is not None, "called where one is named"
-    options: dict[str, str] = {}
-    if where.backend == "tpu_vm" and google.zones:
-        options["zones"] = ",".join(google.zones)
-    if where.backend == "gke" and (google.zones or google.cluster):
-        options["node_pools"] = json.dumps(_node_pools(google))
+    options: dict[str, Any] = {}
+    if where.backend == "tpu_vm":
+        options = {"zones": list(google.zones), "price_per_chip_hour": google.price}
+    elif where.backend == "gke":
+        options = {"namespace": where.namespace}
     if google.project:
         options["project_id"] = google.project
-    return by_connection(google.conn_id, where.backend, **options)
+    options = {key: value for key, value in options.items() if value}
+    hook = hook_of(google.conn_id, where.backend, options)
+    if isinstance(hook.backend, GkeBackend):
+        pools = _pools_over(hook.backend.settings, google)
+        if pools is not None:
+            options["node_pools"] = pools
+            hook = hook_of(google.conn_id, where.backend, options)
+    if hook.cloud is None:
+        return hook.backend
+    why = await _unproven(hook.cloud)
+    return hook_of(google.conn_id, where.backend, options, _nobody(why)).backend if why else hook.backend
+
+
+def _pools_over(settings: Settings, google: Google) -> dict[str, Any] | None:
+    """The connection's node pools with what the options say over them; None where nobody asks for other ones."""
+    given = _node_pools(google)
+    if settings.node_pools is None:
+        return given if google.zones or google.cluster else None
+    return {**settings.node_pools.model_dump(exclude_unset=True), **given} if given else None
 
 
 async def _by_options(where: Where, google: Google) -> Backend:
@@ -102,16 +129,18 @@ async def _by_options(where: Where, google: Google) -> Backend:
         options: dict[str, Any] = {"price_per_chip_hour": google.price} if google.price else {}
         return make_backend("tpu_vm", cloud=await _account(google), zones=list(google.zones), **options)
     if where.backend == "gke":
-        named = google.cluster is not None
-        cloud = await _account(google) if named else _nobody("no cluster is named: pass --cluster, and --zone with it")
         options = {"namespace": where.namespace} if where.namespace else {}
-        return make_backend("gke", cloud=cloud, node_pools=_node_pools(google), **options)
+        if not google.cluster and not google.zones:
+            return make_backend("gke", **options)  # on nodes that exist, or that the cluster's autoscaler brings
+        cloud = await _account(google) if google.cluster else _nobody(_UNNAMED)
+        pools = {"cluster": _SOME_CLUSTER, **_node_pools(google)}
+        return make_backend("gke", cloud=cloud, node_pools=pools, **options)
     return where.open()
 
 
 def _node_pools(google: Google) -> dict[str, Any]:
     given = {
-        "cluster": google.cluster or _SOME_CLUSTER,
+        "cluster": google.cluster,
         "zones": list(google.zones),
         "price_per_chip_hour": google.price,
     }
@@ -123,12 +152,18 @@ async def _account(google: Google) -> CloudAccess:
     from raytpu_ops.backends.google.access import DefaultAccess
 
     access = DefaultAccess(google.project)
+    why = await _unproven(access)
+    return _nobody(why) if why else access
+
+
+async def _unproven(access: CloudAccess) -> str:
+    """Why Google can't be asked from here; nothing where it can."""
     try:
         await access.credentials()
         await access.project()
     except RayTpuError as error:
-        return _nobody(str(error))
-    return access
+        return str(error)
+    return ""
 
 
 def _nobody(why: str) -> CloudAccess:
@@ -163,7 +198,7 @@ def _names(plan: Plan, owner: Owner) -> list[str]:
     """What things would be called, with the room that there is: names are never cut."""
     lease = naming.lease_id(owner)
     found = [f"lease {lease} ({len(lease)} of {naming.Kind.LEASE.limit} characters)"]
-    if plan.backend == "gke":
+    if any("GKE node pool" in line for line in plan.creates):
         pool = naming.node_pool_name(owner, plan.spec.num_slices - 1)
         found.append(f"last node pool {pool} ({len(pool)} of {naming.Kind.NODE_POOL.limit})")
     return found
@@ -192,4 +227,10 @@ def _print(plan: Plan, names: list[str]) -> None:
 
 
 def _said(one: AnyCapacity) -> str:
-    return f"{one.kind} {one.name}" if one.kind == "reservation" else one.kind
+    if one.kind == "reservation":
+        return f"{one.kind} {one.name}"
+    if one.kind == "flex_start":
+        return f"{one.kind} for {one.max_run_duration}"
+    if one.kind == "queued":
+        return f"{one.kind} for at most {one.valid_for}"
+    return one.kind

@@ -31,7 +31,8 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
     creates = [
         f"1 RayCluster in namespace {settings.namespace} with {settings.image}",
         "1 head pod",
-        f"{spec.hosts} host pods: {spec.num_slices} x {shape}, {shape.chips_per_host} chips on each host",
+        f"{_counted(spec.hosts, 'host pod')}: {spec.num_slices} x {shape}, "
+        f"{_counted(shape.chips_per_host, 'chip')} on each host",
     ]
     if options is not None and made:
         creates += _pools(spec, options)
@@ -66,11 +67,16 @@ def _check(spec: SliceSpec, ladder: Sequence[AnyCapacity], options: NodePools | 
         )
 
 
+def _counted(number: int, what: str) -> str:
+    return f"{number} {what}{'s' if number != 1 else ''}"
+
+
 def _pools(spec: SliceSpec, options: NodePools) -> list[str]:
     shape = spec.shape
     where = f" in {' or '.join(options.zones)}" if options.zones else ""
-    each = f"{shape.hosts} {shape.machine_type} node{'s' if shape.hosts > 1 else ''}"
-    found = [f"{spec.num_slices} GKE node pools{where}, each of {each}"]
+    each = "each of" if spec.num_slices > 1 else "of"
+    nodes = _counted(shape.hosts, f"{shape.machine_type} node")
+    found = [f"{_counted(spec.num_slices, 'GKE node pool')}{where}, {each} {nodes}"]
     if own_policy("plan", shape, options):
         found.append(f"1 workload policy for topology {shape.topology}")
     return found
@@ -85,14 +91,15 @@ def _short(rung: FlexStart, lease_for: timedelta) -> str:
 
 def _notes(ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:
     options = settings.node_pools
+    short = [_short(rung, lease_for) for rung in ladder if rung.kind == "flex_start"]
     if options is not None and options.reuse:
         return [f"the hosts run in node pools {', '.join(options.reuse)}, which stay; capacity is theirs"]
     if options is not None:
         tried = ", then ".join(f"reservation {one.name}" if one.kind == "reservation" else one.kind for one in ladder)
         several = len(ladder) > 1 or len(options.zones) > 1
         notes = [f"tried in order: {tried}; each in every zone before the next"] if several else []
-        return [*notes, *(_short(rung, lease_for) for rung in ladder if rung.kind == "flex_start")]
+        return [*notes, *short]
     notes = [f"waits in Kueue's LocalQueue {settings.queue}"] if settings.queue else []
     if ladder[0].kind != "on_demand":
         notes.append(f"{ladder[0].kind} nodes are chosen by label: they exist, or the autoscaler brings them")
-    return notes
+    return [*notes, *short]

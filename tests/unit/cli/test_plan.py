@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.cli import app as cli
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from tests.google_fake import GoogleFake
@@ -54,18 +55,42 @@ def notes(*words: str) -> str:
 
 class TestWithoutACloud:
     def test_a_plan_says_what_would_be_made_and_what_was_not_asked(self) -> None:
-        found = plan("v6e", "--topology", "4x4", "--num-slices", "2", "--price-per-chip-hour", "2.7")
+        words = ("v6e", "--topology", "4x4", "--num-slices", "2", "--price-per-chip-hour", "2.7")
+        found = plan(*words, "--zone", "us-east5-b")
         assert found["creates"] == [
             "1 RayCluster in namespace default with rayproject/ray:2.60.0-py311",
             "1 head pod",
             "8 host pods: 2 x v6e 4x4 (ct6e-standard-4t), 4 chips on each host",
-            "2 GKE node pools, each of 4 ct6e-standard-4t nodes",
+            "2 GKE node pools in us-east5-b, each of 4 ct6e-standard-4t nodes",
         ]
         assert found["notes"] == [
             "32 chips for at most 24 h are 768 chip-hours, 2,073.60 at 2.7 each; less where the lease is released "
             "earlier",
-            "Google was not asked: no cluster is named: pass --cluster, and --zone with it",
+            "Google was not asked: no cluster is named: pass --cluster",
         ]
+
+    def test_node_pools_are_made_where_somebody_asks_for_them(self) -> None:
+        found = plan("v6e", "--topology", "2x4", "--machine-type", "ct6e-standard-8t", "--price-per-chip-hour", "2")
+        assert found["creates"][1:] == [
+            "1 head pod",
+            "1 host pod: 1 x v6e 2x4 (ct6e-standard-8t), 8 chips on each host",
+        ]
+        assert len(found["names"]) == 1
+        assert found["notes"] == [
+            "8 chips for at most 24 h are 192 chip-hours, 384.00 at 2 each; less where the lease is released earlier"
+        ]
+        found = plan("v5e", "--topology", "1x1", "--zone", "us-west4-a")
+        assert found["creates"][2:] == [
+            "1 host pod: 1 x v5e 1x1 (ct5lp-hightpu-1t), 1 chip on each host",
+            "1 GKE node pool in us-west4-a, of 1 ct5lp-hightpu-1t node",
+        ]
+
+    @pytest.mark.parametrize("more", [(), ("--zone", "us-east5-b")])
+    def test_flex_start_that_ends_before_the_lease_is_said(self, more: tuple[str, ...]) -> None:
+        words = ["v6e", "--topology", "4x4", "--capacity", "flex_start=2h", *more]
+        assert "flex_start hosts are taken back after 2:00:00, the lease is for 1 day, 0:00:00" in notes(*words)
+        assert "taken back" not in notes(*words, "--lease-hours", "2")
+        assert "flex_start for 2:00:00" in RUNNER.invoke(cli.app, ["plan", *words], env={"COLUMNS": "200"}).output
 
     def test_no_credentials_are_a_note(self) -> None:
         found = notes("v6e", "--topology", "4x4", "--cluster", CLUSTER)
@@ -75,7 +100,7 @@ class TestWithoutACloud:
 
     def test_names_are_shown_with_the_room_that_there_is(self) -> None:
         words = ("v6e", "--topology", "4x4", "--num-slices", "3", "--dag-id", "a_very_long_dag_name_of_somebody")
-        lease, pool = plan(*words)["names"]
+        lease, pool = plan(*words, "--zone", "us-east5-b")["names"]
         assert lease.startswith("lease a-very-long-")
         assert lease.endswith("(40 of 40 characters)")
         assert "-s2 (" in pool
@@ -83,7 +108,7 @@ class TestWithoutACloud:
     def test_a_ladder_is_typed_rung_by_rung(self) -> None:
         words = ["reservation=team-a", "flex-start=24h", "spot"]
         options = [option for word in words for option in ("--capacity", word)]
-        rungs = plan("v6e", "--topology", "4x4", *options)["ladder"]
+        rungs = plan("v6e", "--topology", "4x4", "--zone", "us-east5-b", *options)["ladder"]
         assert [one["kind"] for one in rungs] == ["reservation", "flex_start", "spot"]
         assert rungs[0]["name"] == "team-a"
         [queued] = plan(
@@ -96,7 +121,9 @@ class TestWithoutACloud:
         assert "4 chips exist in name only: JAX runs on this machine's CPUs" in found["notes"]
 
     def test_a_table_for_people(self) -> None:
-        result = RUNNER.invoke(cli.app, ["plan", "v5e", "--topology", "1x1"], env={"COLUMNS": "200"})
+        result = RUNNER.invoke(
+            cli.app, ["plan", "v5e", "--topology", "1x1", "--zone", "us-west4-a"], env={"COLUMNS": "200"}
+        )
         rows = dict(line.split(None, 1) for line in result.output.splitlines()[:5])
         assert rows["slices"].strip() == "1 x v5e 1x1 (ct5lp-hightpu-1t)"
         assert list(rows) == ["slices", "hosts", "chips", "capacity", "backend"]
@@ -115,6 +142,8 @@ class TestWithoutACloud:
             (("v6e", "--topology", "4x4", "--backend", "tpu_vm"), "--zone: backend 'tpu_vm' needs to know where"),
             (("7x", "--topology", "2x2x2", "--backend", "tpu_vm", "--zone", "us-east5-b"), "there is no 7x"),
             (("v6e", "--topology", "4x4", "--cluster", "tpus"), "node_pools.cluster: must be 'projects/PROJECT/"),
+            (("v6e", "--topology", "4x4", "--lease-hours", "inf"), "--lease-hours: must be a finite number"),
+            (("v6e", "--topology", "4x4", "--lease-hours", "1e10"), "--lease-hours: must be at most 365 days"),
             (("v6e", "--topology", "4x4", "--backend", "aws"), "backend 'aws' does not exist"),
         ],
     )
@@ -155,3 +184,49 @@ class TestWithAConnection:
         google.tpu.zones = {ZONE: frozenset({"v4-16"})}
         with pytest.raises(Misconfigured, match="no accelerator type v4-16 in us-nowhere1-a"):
             plan("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm", "--zone", "us-nowhere1-a")
+
+
+class TestOptionsOverAConnection:
+    """Without credentials, too: what could not be asked is a note."""
+
+    @pytest.fixture(autouse=True)
+    def _connections(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        pools = {"cluster": CLUSTER, "zones": [ZONE], "disk_size_gb": 200}
+        options = {
+            "pools": {"backend": "gke", "kubeconfig": "/k", "namespace": "ml", "node_pools": pools},
+            "nodes": {"backend": "gke", "kubeconfig": "/k"},
+            "vms": {"backend": "tpu_vm", "zones": [ZONE], "price_per_chip_hour": {"v4": 3}},
+        }
+        for name, extra in options.items():
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+
+    def test_a_zone_leaves_the_connections_cluster_and_pools(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seen: list[Any] = []
+        real = GkeBackend.plan
+
+        async def keep(self: GkeBackend, *args: Any, **options: Any) -> Any:
+            seen.append(self.settings.node_pools)
+            return await real(self, *args, **options)
+
+        monkeypatch.setattr(GkeBackend, "plan", keep)
+        found = plan("v4", "--topology", "2x2x2", "--conn-id", "pools", "--zone", "us-east5-b")
+        [pools] = seen
+        assert (pools.cluster, pools.zones, pools.disk_size_gb) == (CLUSTER, ["us-east5-b"], 200)
+        assert "1 GKE node pool in us-east5-b, of 2 ct4p-hightpu-4t nodes" in found["creates"]
+        assert found["creates"][0].startswith("1 RayCluster in namespace ml ")
+
+    def test_namespace_and_price_go_over_it(self) -> None:
+        words = ["v4", "--topology", "2x2x2", "--namespace", "eval", "--price-per-chip-hour", "2"]
+        for name in ("pools", "nodes"):
+            found = plan(*words, "--conn-id", name)
+            assert found["creates"][0].startswith("1 RayCluster in namespace eval ")
+            assert any("384.00 at 2 each" in note for note in found["notes"])
+        words = ["v4", "--topology", "2x2x2", "--backend", "tpu_vm", "--conn-id", "vms"]
+        assert "576.00 at 3 each" in notes(*words)
+        assert "384.00 at 2 each" in notes(*words, "--price-per-chip-hour", "2")
+
+    def test_no_credentials_are_a_note(self) -> None:
+        words = ["v4", "--topology", "2x2x2", "--conn-id"]
+        for more in (("pools",), ("vms", "--backend", "tpu_vm")):
+            assert "Google was not asked: " in notes(*words, *more)
+        assert "Google was not asked" not in notes(*words, "nodes")
