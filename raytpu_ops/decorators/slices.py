@@ -52,7 +52,8 @@ def tpu_slices(
     :param deadlines: for the phases of the lease: ``queued``, ``provisioning``, ``labelled``, ``releasing``.
     :param deferrable: wait in the triggerer.
     :param prefix: put before these task ids, for a second lease in one DAG.
-    :param task_args: arguments of all these tasks, such as ``retries``.
+    :param task_args: arguments of all these tasks, such as ``retries``; a ``retry_policy`` that
+        ``tpu_retry_policy`` made brings its own number of them.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
     """
     wanted: dict[str, Any] = {

@@ -6,7 +6,7 @@ Not here: any decision about remote state; those are the flows'.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import PurePath
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
 
+from raytpu_ops.operators.retries import TpuRetryPolicy
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import InvalidSpec, from_event
 from raytpu_ops.tpu.lease import Owner
@@ -91,10 +92,23 @@ def _no_retry_of_what_cannot_work() -> Iterator[None]:
         raise AirflowFailException(str(error)) from error
 
 
+def _retries_of_policy(arguments: Mapping[str, Any]) -> dict[str, int]:
+    """The retries that a policy of ours needs: without any Airflow never asks it.
+
+    Those that stand beside the policy count, in the task or in ``default_args``; a DAG's own default was meant
+    for tasks without one.
+    """
+    defaults = arguments.get("default_args") or {}
+    beside = arguments if "retry_policy" in arguments else {**defaults, **arguments}
+    policy = beside.get("retry_policy")
+    return {"retries": policy.retries} if isinstance(policy, TpuRetryPolicy) and "retries" not in beside else {}
+
+
 class RayTpuOperator(BaseOperator):
     """Base of the operators: runs a flow to its end in this process, and ends it when killed.
 
-    Subclasses implement :meth:`begin`. A value that can never work fails the task without retries.
+    Subclasses implement :meth:`begin`. A value that can never work fails the task without retries. A
+    ``retry_policy`` made by ``tpu_retry_policy`` brings its number of ``retries``, where none is given with it.
 
     :param deferrable: wait in the triggerer, without a worker slot. On by default.
     """
@@ -102,7 +116,7 @@ class RayTpuOperator(BaseOperator):
     ui_color = "#d7ecff"
 
     def __init__(self, *, deferrable: bool = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(**{**kwargs, **_retries_of_policy(kwargs)})
         self.deferrable = deferrable
         self._flow: asyncio.Task[Any] | None = None
 

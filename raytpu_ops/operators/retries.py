@@ -52,11 +52,24 @@ _DEFAULTS = {
     FailureClass.PREEMPTED: RetryBudget(retries=10, delay=timedelta(seconds=15), longest=timedelta(minutes=5)),
     # The same code fails again.
     FailureClass.USER_CODE_FAILED: RetryBudget(retries=0, delay=timedelta(seconds=15), longest=timedelta(minutes=5)),
+    # What hung for a day may hang for another: once more, in case a host was to blame.
+    FailureClass.DEADLINE_EXCEEDED: RetryBudget(retries=1, delay=timedelta(minutes=1), longest=timedelta(minutes=15)),
+    # Waits bear a far side that is away for a while; whoever still fails so has waited long already.
+    FailureClass.REMOTE_UNAVAILABLE: RetryBudget(retries=2, delay=timedelta(minutes=1), longest=timedelta(minutes=15)),
 }
 _WORDS = {
     FailureClass.CAPACITY_UNAVAILABLE: "capacity",
     FailureClass.PREEMPTED: "preemption",
     FailureClass.USER_CODE_FAILED: "user_code",
+    FailureClass.DEADLINE_EXCEEDED: "deadline",
+    FailureClass.REMOTE_UNAVAILABLE: "remote",
+}
+
+
+#: What no further try makes good.
+_FINAL = {
+    FailureClass.MISCONFIGURED: "it can never work as written",
+    FailureClass.JOB_STOPPED: "somebody wanted it to end",
 }
 
 
@@ -83,8 +96,8 @@ class TpuRetryPolicy(RetryPolicy):
         if not isinstance(exception, RayTpuError):
             return RetryDecision.default()
         kind = exception.failure_class
-        if kind == FailureClass.MISCONFIGURED:
-            return RetryDecision.fail(f"{kind}: it can never work as written")
+        if kind in _FINAL:
+            return RetryDecision.fail(f"{kind}: {_FINAL[kind]}")
         budget = self.budgets.get(kind)
         if budget is None:
             return RetryDecision.default()
@@ -125,20 +138,31 @@ def tpu_retry_policy(
     capacity: int | RetryBudget | None = None,
     preemption: int | RetryBudget | None = None,
     user_code: int | RetryBudget | None = None,
+    deadline: int | RetryBudget | None = None,
+    remote: int | RetryBudget | None = None,
 ) -> TpuRetryPolicy:
     """A retry policy for tasks that get or use slices, with a budget for each class of failure.
 
-    What is wrong as written is never tried again; everything else, such as a far side that does not answer,
-    follows the task's own ``retries`` and ``retry_delay``. Airflow ends a task after ``retries`` whatever a
-    policy says, so set that as well, to ``policy.retries`` or more.
+    What is wrong as written is never tried again, nor is a job that somebody stopped; errors that are not of
+    this package follow the task's own ``retries`` and ``retry_delay``. Airflow ends a task after ``retries``
+    whatever a policy says: where a task of this package, or :func:`tpu_slices`, has such a policy and no
+    ``retries``, that is ``policy.retries``; for other tasks set it.
 
     :param capacity: retries after nobody had the chips; default 6, after 5 minutes and then ever longer, at most
         an hour. A number, or a :class:`RetryBudget`.
     :param preemption: retries after slices were taken back; default 10, after 15 seconds, at most 5 minutes.
     :param user_code: retries after the submitted code failed; default none.
+    :param deadline: retries after a phase took longer than its deadline; default 1, after a minute.
+    :param remote: retries after a far side did not answer for long; default 2, after a minute.
     :raises InvalidSpec: one line: where, what is wrong, what would be right.
     """
-    given = {"capacity": capacity, "preemption": preemption, "user_code": user_code}
+    given = {
+        "capacity": capacity,
+        "preemption": preemption,
+        "user_code": user_code,
+        "deadline": deadline,
+        "remote": remote,
+    }
     return TpuRetryPolicy({kind: _budget(given[word], word, _DEFAULTS[kind]) for kind, word in _WORDS.items()})
 
 

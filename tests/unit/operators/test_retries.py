@@ -9,9 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import RetryAction, RetryDecision
+from airflow.sdk import DAG, RetryAction, RetryDecision
 
-from raytpu_ops import RetryBudget, tpu_retry_policy
+from raytpu_ops import RayTpuJobOperator, RetryBudget, tpu_retry_policy, tpu_slices
 from raytpu_ops.operators.retries import TpuRetryPolicy
 from raytpu_ops.tpu.errors import (
     CapacityUnavailable,
@@ -77,9 +77,23 @@ def test_what_is_wrong_as_written_is_never_tried_again(error: Exception) -> None
     assert task.fails(error).action is RetryAction.FAIL
 
 
+def test_a_job_that_somebody_stopped_is_never_started_again() -> None:
+    task = Task(tpu_retry_policy(capacity=9, preemption=9, user_code=9, deadline=9, remote=9))
+    decision = task.fails(JobStopped("stopped"))
+    assert (decision.action, decision.reason) == (RetryAction.FAIL, "JobStopped: somebody wanted it to end")
+
+
 @pytest.mark.parametrize(
-    "error", [ValueError("x"), KeyError("y"), RemoteUnavailable("z"), DeadlineExceeded("d"), JobStopped("s")]
+    ("error", "default", "word"), [(DeadlineExceeded("d"), 1, "deadline"), (RemoteUnavailable("r"), 2, "remote")]
 )
+def test_what_hangs_or_does_not_answer_has_a_small_budget(error: Exception, default: int, word: str) -> None:
+    for policy, retries in ((tpu_retry_policy(), default), (tpu_retry_policy(**{word: 4}), 4)):
+        task = Task(policy)
+        actions = [task.fails(error).action for _ in range(retries + 1)]
+        assert actions == [*[RetryAction.RETRY] * retries, RetryAction.FAIL]
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), KeyError("y")])
 def test_everything_else_is_left_to_the_tasks_own_retries(error: Exception) -> None:
     task = Task(tpu_retry_policy())
     assert task.fails(error) == RetryDecision.default()
@@ -132,7 +146,32 @@ def test_a_budget_may_say_when_as_well() -> None:
 
 
 def test_the_retries_that_a_task_needs_for_all_of_it() -> None:
-    assert tpu_retry_policy(capacity=2, preemption=3, user_code=1).retries == 6
+    assert tpu_retry_policy(capacity=2, preemption=3, user_code=1, deadline=4, remote=5).retries == 15
+
+
+POLICY = tpu_retry_policy()
+
+
+@pytest.mark.parametrize(
+    ("defaults", "arguments", "retries"),
+    [
+        ({}, {"retry_policy": POLICY}, POLICY.retries),
+        ({"retries": 1}, {"retry_policy": POLICY}, POLICY.retries),
+        ({"retry_policy": POLICY}, {}, POLICY.retries),
+        ({}, {"retry_policy": POLICY, "retries": 3}, 3),
+        ({"retry_policy": POLICY, "retries": 4}, {}, 4),
+        ({"retries": 2}, {}, 2),
+    ],
+)
+def test_a_policy_brings_its_retries(defaults: dict[str, Any], arguments: dict[str, Any], retries: int) -> None:
+    with (
+        DAG("d", schedule=None, default_args=defaults) as dag,
+        tpu_slices("v4", topology="2x2x1", **arguments) as lease,
+    ):
+        RayTpuJobOperator(task_id="job", lease=lease, function="m:f", **arguments)
+
+    found = {one.task_id: one.retries for one in dag.tasks}
+    assert found == {**dict.fromkeys(["plan", "provision", "labelled", "job", "release"], retries), "released": 0}
 
 
 @pytest.mark.parametrize("value", [-1, True, "3", {"retries": 1}, 2.5])
