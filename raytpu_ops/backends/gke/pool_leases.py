@@ -10,6 +10,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
+from typing import TYPE_CHECKING
 
 from raytpu_ops.backends.base import Plan, Say, silent
 from raytpu_ops.backends.gke.access import KubeAccess
@@ -31,6 +32,9 @@ from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, 
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Pending
+
+if TYPE_CHECKING:
+    from raytpu_ops.backends.google.clients import GoogleApis
 
 #: How long what Google says of a lease's pools is good for, while its hosts come up.
 _FRESH = timedelta(seconds=10)
@@ -69,10 +73,15 @@ class PoolLeases:
 
         :raises Misconfigured: nobody says which cluster that is.
         """
+        async with self._apis() as apis:
+            yield PoolsApi(apis, self._cluster(apis.project))
+
+    def _apis(self) -> GoogleApis:
         from raytpu_ops.backends.google.clients import GoogleApis
 
-        async with GoogleApis(self._cloud) as apis:
-            yield PoolsApi(apis, self._cluster(apis.project))
+        # A path names its project: the account need not.
+        project = cluster_parts(self.options.cluster)[0] if self.options.cluster else None
+        return GoogleApis(self._cloud, project=project)
 
     def _cluster(self, project: str) -> str:
         if self.options.cluster:
@@ -108,13 +117,12 @@ class PoolLeases:
         :return: notes, one line each.
         :raises Misconfigured: what is surely wrong.
         """
-        from raytpu_ops.backends.google.clients import GoogleApis
         from raytpu_ops.backends.google.preflight import preflight
         from raytpu_ops.backends.google.roles import GKE, WORKLOAD_POLICY
 
         shape = plan.spec.shape
         own = own_policy("plan", shape, self.options)
-        async with GoogleApis(self._cloud) as apis:
+        async with self._apis() as apis:
             cluster = self._cluster(apis.project)
             if self.options.reuse:
                 await self.reused(plan.spec)

@@ -41,14 +41,16 @@ class GoogleApis:
     ``refusals.busy_with`` and its siblings read.
 
     :param access: who asks, and where the APIs are.
+    :param project: its id, where it is known; default the access's.
     :param timeout_s: seconds until one call counts as unanswered.
     """
 
     #: The id of the project.
     project: str
 
-    def __init__(self, access: CloudAccess, *, timeout_s: float = 60.0) -> None:
+    def __init__(self, access: CloudAccess, *, project: str | None = None, timeout_s: float = 60.0) -> None:
         self._access = access
+        self._asked_project = project
         self._timeout_s = timeout_s
         self._http: httpx.AsyncClient | None = None
         #: The headers that carry the present token.
@@ -60,7 +62,7 @@ class GoogleApis:
         await asyncio.to_thread(_import)
         import httpx
 
-        self.project = await self._access.project()
+        self.project = self._asked_project or await self._access.project()
         self._http = httpx.AsyncClient(timeout=self._timeout_s, verify=_trust())
         return self
 

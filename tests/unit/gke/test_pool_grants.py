@@ -16,6 +16,7 @@ from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigure
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import refusals
+from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
 from tests.unit.gke.conftest import ME
 from tests.unit.gke.fake_kube import FORBIDDEN, RAY_CLUSTERS, RESET
@@ -177,6 +178,17 @@ async def test_missing_permissions_are_told_before_anything_is_made(world: World
     with pytest.raises(Misconfigured, match=r"lacks container.operations.list; deploy/google/role-gke.yaml"):
         await acquired(world)
     assert world.left == {}
+
+
+async def test_a_clusters_path_names_the_project_where_the_account_has_none(
+    world: World, monkeypatch: pytest.MonkeyPatch
+):
+    async def nobody_says(self: FakeAccess) -> str:
+        raise Misconfigured("project_id is missing")
+
+    monkeypatch.setattr(FakeAccess, "project", nobody_says)
+    lease = await acquired(world, node_pools={"cluster": CLUSTER})
+    assert lease.created["node pool"] == POOLS
 
 
 # The ladder
