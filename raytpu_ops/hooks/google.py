@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.google.refusals import one_line
-from raytpu_ops.hooks.google_cloud import connection_errors
+from raytpu_ops.hooks.google_cloud import check_type, connection_errors
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 
 if TYPE_CHECKING:
@@ -67,6 +67,7 @@ class GoogleAccess:
         from kubernetes_asyncio.config.kube_config import FileOrData
 
         asked = self._asked
+        check_type(GKEHook.get_connection(asked.gcp_conn_id))
         hook = GKEHook(
             gcp_conn_id=asked.gcp_conn_id,
             location=asked.location,

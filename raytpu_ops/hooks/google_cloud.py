@@ -23,10 +23,12 @@ from raytpu_ops.tpu.fields import Line, Word
 from raytpu_ops.tpu.problems import Checked, read
 
 if TYPE_CHECKING:
+    from airflow.sdk import Connection
     from google.auth.credentials import Credentials
 
 _PROVIDER = "airflow.providers.google"
 _DEFAULT_CONNECTION = "google_cloud_default"
+_CONNECTION_TYPE = "google_cloud_platform"
 
 
 def _endpoints(value: object) -> object:
@@ -96,6 +98,12 @@ def vms_found_again(options: Mapping[str, Any], place: Mapping[str, str]) -> dic
     return {key: value for key, value in options.items() if not (told and key in CLOUD_KEYS)} | told
 
 
+class _Own(DefaultAccess):
+    """What the machine has, where there is no default connection."""
+
+    who = f"Google's default credentials of this machine (there is no connection {_DEFAULT_CONNECTION!r})"
+
+
 class ConnectionAccess(HeldAccess):
     """The account of a Google connection.
 
@@ -119,11 +127,13 @@ class ConnectionAccess(HeldAccess):
         self._conn_id = gcp_conn_id or _DEFAULT_CONNECTION
         self._named = gcp_conn_id is not None
         self._chain = impersonation_chain or None
+        #: What stands in for the default connection where that is absent.
+        self._own: _Own | None = None
 
     @property
     def who(self) -> str:
         """See :attr:`HeldAccess.who`."""
-        return f"connection {self._conn_id!r}"
+        return self._own.who if self._own else f"connection {self._conn_id!r}"
 
     def fetch(self) -> tuple[Credentials, str | None]:
         """See :meth:`HeldAccess.fetch`."""
@@ -131,19 +141,35 @@ class ConnectionAccess(HeldAccess):
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         try:
+            check_type(GoogleBaseHook.get_connection(self._conn_id))
             hook = GoogleBaseHook(gcp_conn_id=self._conn_id, impersonation_chain=self._chain)
             found: tuple[Credentials, str | None] = hook.get_credentials_and_project_id()
         except AirflowNotFoundException:
             if self._named or self._chain:
                 raise
-            return DefaultAccess().fetch()
-        return found
+        else:
+            return found
+        self._own = _Own()
+        with self._own.errors_as_ours():
+            return self._own.fetch()
 
     @contextmanager
     def errors_as_ours(self) -> Iterator[None]:
         """See :meth:`HeldAccess.errors_as_ours`."""
-        with connection_errors(self._conn_id):
+        with self._own.errors_as_ours() if self._own else connection_errors(self._conn_id):
             yield
+
+
+def check_type(connection: Connection) -> None:
+    """Refuse a connection that is for something else: its extra would be read as if it said nothing.
+
+    :raises Misconfigured: it is of another type.
+    """
+    if connection.conn_type != _CONNECTION_TYPE:
+        raise Misconfigured(
+            f"connection {connection.conn_id!r} is of type {connection.conn_type!r}, and a Google connection is of "
+            f"type {_CONNECTION_TYPE!r}: name another one in gcp_conn_id"
+        )
 
 
 @contextmanager

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
+from airflow.sdk import BaseHook
+from google.auth.credentials import AnonymousCredentials
 
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess, HeldAccess
 from raytpu_ops.hooks import google_cloud
@@ -165,3 +170,60 @@ class TestNodePools:
         assert backend.settings.namespace == "ml"
         assert backend.settings.node_pools.cluster == CLUSTER
         assert cloud(hook).selectors == {"project_id": "q", "google_endpoints": "container=localhost:1"}
+
+
+class TestTheConnection:
+    """What the provider is asked, and what is made of its answers; its hook is played."""
+
+    @pytest.fixture
+    def asked(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[str]:
+        """The connections from which credentials were taken. This machine has none of its own."""
+        names: list[str] = []
+
+        class Hook(BaseHook):
+            def __init__(self, gcp_conn_id: str, impersonation_chain: list[str] | None = None) -> None:
+                self.conn_id = gcp_conn_id
+
+            def get_credentials_and_project_id(self) -> tuple[object, str | None]:
+                names.append(self.conn_id)
+                return AnonymousCredentials(), "p"
+
+        module = ModuleType("base_google")
+        module.GoogleBaseHook = Hook  # type: ignore[attr-defined]
+        name = "airflow.providers.google"
+        for parent in (name, f"{name}.common", f"{name}.common.hooks"):
+            monkeypatch.setitem(sys.modules, parent, ModuleType(parent))
+        monkeypatch.setitem(sys.modules, f"{name}.common.hooks.base_google", module)
+        monkeypatch.setattr(google_cloud, "find_spec", lambda name: object())
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "none.json"))
+        return names
+
+    async def test_an_absent_default_is_not_blamed(self, asked: list[str]) -> None:
+        found, _ = cloud_from({}, "tpu_vm")
+        told = (
+            r"Google's default credentials of this machine \(there is no connection 'google_cloud_default'\): no"
+        )
+        with pytest.raises(Misconfigured, match=f"^{told}"):
+            await found.credentials()
+        assert asked == []
+
+    async def test_a_named_one_that_is_absent_is_an_error(self, asked: list[str]) -> None:
+        found, _ = cloud_from({"gcp_conn_id": "nowhere"}, "tpu_vm")
+        with pytest.raises(Misconfigured, match="^connection 'nowhere' does not exist: add it with type"):
+            await found.credentials()
+
+    @pytest.mark.parametrize("option", [{}, {"gcp_conn_id": "google_cloud_default"}])
+    async def test_one_of_another_type_is_refused(
+        self, asked: list[str], connect: Connect, option: dict[str, str]
+    ) -> None:
+        connect("google_cloud_default", "aws")
+        found, _ = cloud_from(option, "tpu_vm")
+        with pytest.raises(Misconfigured, match="^connection 'google_cloud_default' is of type 'aws', and a Google"):
+            await found.credentials()
+        assert asked == []
+
+    async def test_one_of_the_right_type_is_used(self, asked: list[str], connect: Connect) -> None:
+        connect("google_cloud_default", "google_cloud_platform")
+        found, _ = cloud_from({}, "tpu_vm")
+        assert await found.project() == "p"
+        assert asked == ["google_cloud_default"]
