@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from raytpu_ops.operators.outcome import TpuSlicesOutcomeOperator
 from raytpu_ops.operators.tpu_slices import (
@@ -15,10 +18,14 @@ from raytpu_ops.operators.tpu_slices import (
 )
 from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
 from raytpu_ops.tpu.deadlines import Deadlines
+from raytpu_ops.tpu.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg
     from airflow.sdk.definitions._internal.abstractoperator import AbstractOperator
+
+
+Task = TypeVar("Task", bound=BaseOperator)
 
 
 @contextmanager
@@ -51,10 +58,11 @@ def tpu_slices(
         parameters up to ``lease_for``.
     :param deadlines: for the phases of the lease: ``queued``, ``provisioning``, ``labelled``, ``releasing``.
     :param deferrable: wait in the triggerer.
-    :param prefix: put before these task ids, for a second lease in one DAG.
+    :param prefix: put before these task ids; a second lease in one DAG needs one.
     :param task_args: arguments of all these tasks, such as ``retries``; a ``retry_policy`` that
         ``tpu_retry_policy`` made brings its own number of them.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
+    :raises InvalidSpec: one line: what is wrong as written, and what would be right.
     """
     wanted: dict[str, Any] = {
         "generation": generation,
@@ -70,10 +78,11 @@ def tpu_slices(
         "deferrable": deferrable,
         **task_args,
     }
-    plan = PlanTpuSlicesOperator(task_id=f"{prefix}plan", **wanted)
-    provision = ProvisionTpuSlicesOperator(task_id=f"{prefix}provision", **wanted)
+    plan = _made(PlanTpuSlicesOperator, task_id=f"{prefix}plan", **wanted)
+    provision = _made(ProvisionTpuSlicesOperator, task_id=f"{prefix}provision", **wanted)
     plan >> provision
-    release = ReleaseTpuSlicesOperator(
+    release = _made(
+        ReleaseTpuSlicesOperator,
         task_id=f"{prefix}release",
         lease=provision.output,
         provision_task_id=provision.task_id,
@@ -88,7 +97,8 @@ def tpu_slices(
     # succeeds would hide work that failed (airflow/models/dagrun.py, is_effective_leaf).
     # One setup that succeeded is enough for a teardown: where only provisioning failed, it runs all the same.
     with release.as_teardown(setups=[plan, provision]):
-        labelled = TpuSlicesReadySensor(
+        labelled = _made(
+            TpuSlicesReadySensor,
             task_id=f"{prefix}labelled",
             lease=provision.output,
             deadlines=deadlines,
@@ -101,13 +111,25 @@ def tpu_slices(
         _begin_behind(labelled, body)
     # Airflow wires by itself neither mapped tasks nor what comes after a scope inside this one.
     _end_before(release, body)
-    outcome = TpuSlicesOutcomeOperator(
+    outcome = _made(
+        TpuSlicesOutcomeOperator,
         task_id=f"{prefix}released",
         opening_task_id=plan.task_id,
         release_task_id=release.task_id,
         **{**task_args, "retries": 0},
     )
     release >> outcome.as_teardown(setups=[plan, provision], on_failure_fail_dagrun=True)
+
+
+def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:
+    """One of the tasks around the body."""
+    try:
+        return operator(task_id=task_id, **arguments)
+    except DuplicateTaskIdFound as error:
+        raise InvalidSpec(
+            f"tpu_slices: the DAG has a task {task_id!r} already; give each lease of a DAG a prefix of its own, such "
+            "as tpu_slices(…, prefix='second_')"
+        ) from error
 
 
 def _begin_behind(labelled: TpuSlicesReadySensor, body: Sequence[AbstractOperator]) -> None:

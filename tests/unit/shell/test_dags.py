@@ -70,6 +70,27 @@ def test_two_leases_in_one_dag() -> None:
     assert dag.get_task("b_release").upstream_task_ids == {"b_plan", "b_provision", "train_b"}
 
 
+def test_a_second_lease_of_a_dag_is_told_to_take_a_prefix() -> None:
+    def lease() -> None:
+        with tpu_slices("v4", topology="2x2x1", backend="local"):
+            pass
+
+    with DAG("two", schedule=None):
+        lease()
+        with pytest.raises(InvalidSpec, match="has a task 'plan' already; give each lease .* prefix="):
+            lease()
+
+
+def test_a_task_of_the_authors_own_that_is_called_like_one_of_the_leases_names_a_way_out() -> None:
+    with DAG("d", schedule=None):
+        RayTrainOperator(task_id="release", lease=None, train_loop="m:f", storage="/s")
+        with (
+            pytest.raises(InvalidSpec, match="has a task 'release' already"),
+            tpu_slices("v4", topology="2x2x1", backend="local"),
+        ):
+            pass
+
+
 def test_task_arguments_reach_every_task_of_the_lease() -> None:
     with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1", backend="local", retries=7):
         pass
