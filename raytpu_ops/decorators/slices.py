@@ -54,6 +54,10 @@ def tpu_slices(
     something behind or where work failed and nothing in the DAG made it good, be it that a person
     marked the run failed.
 
+    The lease is good for tasks that are made in the body. An operator of this package that is made behind
+    it and takes the lease is refused; a ``@task`` or a mapped operator there is not noticed, and runs while
+    the slices are given back or after that.
+
     :param generation: ``v6e``, ``v4`` … ; see :class:`ProvisionTpuSlicesOperator` for this and the
         parameters up to ``lease_for``.
     :param deadlines: for the phases of the lease: ``queued``, ``provisioning``, ``labelled``, ``releasing``.
@@ -119,6 +123,7 @@ def tpu_slices(
         **{**task_args, "retries": 0},
     )
     release >> outcome.as_teardown(setups=[plan, provision], on_failure_fail_dagrun=True)
+    labelled.tasks_at_release = frozenset(provision.dag.task_dict)
 
 
 def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.exceptions import AirflowFailException
 
 from raytpu_ops.operators.retries import TpuRetryPolicy
@@ -104,6 +104,23 @@ def _retries_of_policy(arguments: Mapping[str, Any]) -> dict[str, int]:
     return {"retries": policy.retries} if isinstance(policy, TpuRetryPolicy) and "retries" not in beside else {}
 
 
+def in_scope(task_id: str, lease: Any) -> Any:
+    """The lease as it is, where the task may take it.
+
+    :param lease: an XComArg, or anything else while it is no template.
+    :raises InvalidSpec: it is of a ``with tpu_slices(…)`` block that was over before the task was made.
+    """
+    for source, _ in XComArg.iter_xcom_references(lease):
+        tasks = getattr(source, "tasks_at_release", None)
+        # Not whether the block is over: a mapped task of it is made again when it runs.
+        if tasks is not None and task_id not in tasks:
+            raise InvalidSpec(
+                f"{task_id}: takes the lease of {source.task_id} behind its `with tpu_slices(…)` block, when the "
+                "slices are given back; make the task inside the block"
+            )
+    return lease
+
+
 class RayTpuOperator(BaseOperator):
     """Base of the operators: runs a flow to its end in this process, and ends it when killed.
 
@@ -119,6 +136,8 @@ class RayTpuOperator(BaseOperator):
         super().__init__(**{**kwargs, **_retries_of_policy(kwargs)})
         self.deferrable = deferrable
         self._flow: asyncio.Task[Any] | None = None
+        #: For the task whose output is the lease of a ``with tpu_slices(…)`` block: those made before its end.
+        self.tasks_at_release: frozenset[str] | None = None
 
     def execute(self, context: Context) -> Any:
         """Do what the operator is for, see :meth:`begin`.

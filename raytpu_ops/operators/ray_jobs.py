@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, epoch_of, has_template, owner_of, settled, whole_number
+from raytpu_ops.operators.base import RayTpuOperator, epoch_of, has_template, in_scope, owner_of, settled, whole_number
 from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
@@ -84,7 +84,7 @@ class RaySliceJobOperator(RayTpuOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(multiple_outputs=multiple_outputs, **kwargs)
-        self.lease = lease
+        self.lease = in_scope(self.task_id, lease)
         self.working_dir = path_of(working_dir)
         self.num_slices = num_slices
         self.env = env

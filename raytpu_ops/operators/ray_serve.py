@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, owner_of, settled
+from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of, settled
 from raytpu_ops.operators.ray_jobs import check_code, path_of, target_of
 from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
 from raytpu_ops.tpu.lease import SliceLease
@@ -76,7 +76,7 @@ class RayServeOperator(RayTpuOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(multiple_outputs=multiple_outputs, **kwargs)
-        self.lease = lease
+        self.lease = in_scope(self.task_id, lease)
         self.app = app
         self.args = args
         self.name = name

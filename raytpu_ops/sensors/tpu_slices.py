@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, owner_of
+from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of
 from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
 from raytpu_ops.tpu.lease import SliceLease
 
@@ -50,7 +50,7 @@ class TpuSlicesReadySensor(RayTpuOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.lease = lease
+        self.lease = in_scope(self.task_id, lease)
         self.deadlines = deadlines
         self.poke_interval = as_duration(poke_interval, "poke_interval").total_seconds()
         Deadlines.of(deadlines)

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 from pathlib import Path
+from typing import Any
 
 import pytest
-from airflow.sdk import DAG
+from airflow.sdk import DAG, BaseOperator
 
-from raytpu_ops import ProvisionTpuSlicesOperator, RayTrainOperator, tpu_slices
+from raytpu_ops import (
+    ProvisionTpuSlicesOperator,
+    RayServeOperator,
+    RayTpuJobOperator,
+    RayTrainOperator,
+    TpuSlicesReadySensor,
+    tpu_slices,
+)
 from raytpu_ops.tpu.errors import InvalidSpec
 
 DAGS = Path(__file__).parents[3] / "dags"
@@ -89,6 +97,35 @@ def test_a_task_of_the_authors_own_that_is_called_like_one_of_the_leases_names_a
             tpu_slices("v4", topology="2x2x1", backend="local"),
         ):
             pass
+
+
+@pytest.mark.parametrize("operator", [RayTpuJobOperator, RayServeOperator, TpuSlicesReadySensor])
+def test_a_lease_is_not_taken_behind_its_block(operator: type[BaseOperator]) -> None:
+    code = {RayTpuJobOperator: {"function": "m:f"}, RayServeOperator: {"app": "m:f"}}.get(operator, {})
+    with DAG("d", schedule=None):
+        with tpu_slices("v4", topology="2x2x1", backend="local") as lease:
+            operator(task_id="inside", lease=lease, **code)
+        with pytest.raises(
+            InvalidSpec, match=r"late: takes the lease of labelled behind its `with tpu_slices\(…\)` block"
+        ):
+            operator(task_id="late", lease=lease, **code)
+
+
+def test_a_mapped_task_of_the_block_is_made_again_when_it_runs() -> None:
+    with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1", backend="local") as lease:
+        RayTpuJobOperator.partial(task_id="each", lease=lease).expand(function=["m:f", "m:g"])
+
+    made: Any = dag.get_task("each").unmap({"function": "m:g"})  # type: ignore[union-attr]
+    assert made.function == "m:g"
+
+
+def test_results_of_the_body_and_an_outer_lease_are_good_behind_an_inner_block() -> None:
+    with DAG("d", schedule=None) as dag, tpu_slices("v4", topology="2x2x1", backend="local") as outer:
+        with tpu_slices("v4", topology="2x2x1", backend="local", prefix="in_") as inner:
+            first = RayTpuJobOperator(task_id="first", lease=inner, function="m:f")
+        RayTpuJobOperator(task_id="second", lease=outer, function="m:f", op_args=[first.output])
+
+    assert dag.get_task("second").upstream_task_ids == {"first", "labelled"}
 
 
 def test_task_arguments_reach_every_task_of_the_lease() -> None:
