@@ -1,7 +1,7 @@
 """One step on a TPU slice inside somebody else's DAG: a ``@task`` before it, a ``@task`` after it.
 
-``RayTpuJobOperator`` runs a function once on each host of the slice. Everything else here is
-ordinary Airflow.
+``RayTpuJobOperator`` runs a function once on each host of the slice. The slice is acquired after the
+first task and given back while the last one runs: neither needs it. Everything else is ordinary Airflow.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def tpu_inside_your_dag() -> None:
         return {size: sum(one[size] for one in per_host) / len(per_host) for size in per_host[0]}
 
     sizes = matrices()
-    with tpu_slices("v4", topology="2x2x2", backend="local", lease_for=timedelta(hours=1)) as lease:
+    with tpu_slices("v4", topology="2x2x2", backend="local", lease_for=timedelta(hours=1), after=sizes) as lease:
         norms = RayTpuJobOperator(
             task_id="norms",
             lease=lease,
@@ -47,7 +47,7 @@ def tpu_inside_your_dag() -> None:
             working_dir=str(CODE),
             deadlines={"starting": timedelta(minutes=5), "running": timedelta(minutes=10)},
         )
-        summarise(norms.output)
+    summarise(norms.output)
 
 
 tpu_inside_your_dag()

@@ -43,6 +43,7 @@ def tpu_slices(
     deadlines: Deadlines | dict[str, Any] | None = None,
     deferrable: bool = True,
     prefix: str = "",
+    after: Any = (),
     **task_args: Any,
 ) -> Iterator[XComArg]:
     """Slices for the tasks of the ``with`` body, acquired before them and released after them.
@@ -54,6 +55,9 @@ def tpu_slices(
     something behind or where work failed and nothing in the DAG made it good, be it that a person
     marked the run failed.
 
+    Slices are acquired as soon as the run begins, also while tasks before the block still compute what the
+    body takes from them. ``after`` names those that come first.
+
     The lease is good for tasks that are made in the body. An operator of this package that is made behind
     it and takes the lease is refused; a ``@task`` or a mapped operator there is not noticed, and runs while
     the slices are given back or after that.
@@ -63,6 +67,7 @@ def tpu_slices(
     :param deadlines: for the phases of the lease: ``queued``, ``provisioning``, ``labelled``, ``releasing``.
     :param deferrable: wait in the triggerer.
     :param prefix: put before these task ids; a second lease in one DAG needs one.
+    :param after: tasks, outputs of tasks or task groups, one or a list, that are over before anything is made.
     :param task_args: arguments of all these tasks, such as ``retries``; a ``retry_policy`` that
         ``tpu_retry_policy`` made brings its own number of them.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
@@ -84,6 +89,7 @@ def tpu_slices(
     }
     plan = _made(PlanTpuSlicesOperator, task_id=f"{prefix}plan", **wanted)
     provision = _made(ProvisionTpuSlicesOperator, task_id=f"{prefix}provision", **wanted)
+    plan.set_upstream(after)
     plan >> provision
     release = _made(
         ReleaseTpuSlicesOperator,

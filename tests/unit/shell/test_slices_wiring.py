@@ -111,6 +111,37 @@ def test_a_task_that_takes_something_from_before_waits_for_the_slices_too() -> N
     assert dag.get_task("before").upstream_task_ids == set()
 
 
+@pytest.mark.parametrize("many", [False, True])
+def test_nothing_is_made_before_the_tasks_that_the_author_wants_first(many: bool) -> None:
+    with DAG("d", schedule=None) as dag:
+        value = named("before")()
+        other = BashOperator(task_id="other", bash_command="x")
+        with TaskGroup("group") as group:
+            named("last")(named("first")())
+        after = [value, other, group] if many else value
+        with tpu_slices("v4", topology="2x2x1", backend="local", after=after):
+            named("inside")(value)
+
+    dag.validate()
+    dag.check_cycle()
+    assert dag.get_task("plan").upstream_task_ids == ({"before", "other", "group.last"} if many else {"before"})
+    assert dag.get_task("inside").upstream_task_ids == {"before", "labelled"}
+    assert dag.get_task("release").upstream_task_ids == {"plan", "provision", "inside"}
+    assert all(not dag.get_task(name).is_setup for name in ("before", "other", "group.first"))
+
+
+def test_a_lease_inside_a_lease_may_wait_for_a_task_of_the_outer_one() -> None:
+    def nested(lease: Any) -> None:
+        first = named("first")(lease)
+        with tpu_slices("v4", topology="2x2x1", backend="local", prefix="in_", after=first) as inner:
+            named("work")(inner)
+
+    found = upstream(nested)
+
+    assert found["in_plan"] >= {"first"}
+    assert "in_release" in found["release"]
+
+
 def test_a_teardown_of_the_authors_own_in_the_body_comes_before_the_release() -> None:
     def own(lease: Any) -> None:
         opens, works, closes = (BashOperator(task_id=name, bash_command="x") for name in ("opens", "works", "closes"))
