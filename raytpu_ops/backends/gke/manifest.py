@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from raytpu_ops.backends.gke.merge import merged
 from raytpu_ops.backends.gke.settings import Resources, Settings
+from raytpu_ops.backends.gke.templates import check_containers, check_shape
 from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.spec import SliceSpec
@@ -61,6 +62,8 @@ def ray_cluster(
         metadata["labels"]["kueue.x-k8s.io/queue-name"] = settings.queue
     if settings.queue_priority:
         metadata["labels"]["kueue.x-k8s.io/priority-class"] = settings.queue_priority
+    check_shape("head_template", settings.head_template)
+    check_shape("host_template", settings.host_template)
     head = merged(_head(settings, labels), settings.head_template, "head_template")
     host = merged(_host(spec, nodes or _of_kind(rung), settings, labels), settings.host_template, "host_template")
     _check("head_template", head, HEAD_CONTAINER)
@@ -191,6 +194,7 @@ def _check(setting: str, template: Mapping[str, Any], main: str, spec: SliceSpec
     containers = pod.get("containers") or []
     if not containers or containers[0].get("name") != main:
         raise InvalidSpec(f"{setting}: the first container must be {main!r}, where Ray runs")
+    check_containers(setting, pod, main)
     if spec is None:
         return
     shape = spec.shape

@@ -14,13 +14,22 @@ from pydantic import AfterValidator, Field, model_validator
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Line, PlainDict, Word
+from raytpu_ops.tpu.naming import LABEL_PREFIX
 from raytpu_ops.tpu.problems import Checked, read
+from raytpu_ops.tpu.words import shown
 
 #: The oldest Ray that a manifest may name: slices are first-class since.
 OLDEST_RAY = (2, 55)
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?\Z")
 _RAY = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9]+\Z")
+
+#: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
+_LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
+_FLAG = re.compile(r"[a-z][a-z0-9-]*\Z")
+#: What KubeRay, or this backend, says to ``ray start``: services and addresses go by it.
+_OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port"})
 
 
 def _dns_label(value: str) -> str:
@@ -44,6 +53,28 @@ def _ray_version(value: str) -> str:
     return value
 
 
+def _labels(value: dict[str, str]) -> dict[str, str]:
+    for key, text in value.items():
+        if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
+            raise ValueError(
+                f"must be labels of Kubernetes: letters, digits, dashes, dots and underscores, at most 63, {shown(key)} "
+                "is none"
+            )
+        if key.startswith(LABEL_PREFIX):
+            raise ValueError(f"must not begin with {LABEL_PREFIX!r}, by which leases are found")
+    return value
+
+
+def _flags(value: dict[str, str]) -> dict[str, str]:
+    for key in value:
+        if not _FLAG.match(key):
+            raise ValueError("must be options of `ray start` without the dashes before them, such as 'num-cpus'")
+        if key in _OURS:
+            raise ValueError(f"{key} is what the backend itself says to `ray start`")
+    return value
+
+
+Flags = Annotated[dict[Word, Word], AfterValidator(_flags)]
 DnsLabel = Annotated[Word, AfterValidator(_dns_label)]
 Quantity = Annotated[Word, AfterValidator(_quantity)]
 RayVersion = Annotated[Word, AfterValidator(_ray_version)]
@@ -95,11 +126,11 @@ class Settings(Checked):
     service_account: DnsLabel | None = None
     head: Resources = Field(default_factory=lambda: Resources(cpu="2", memory="8Gi"))
     host: Resources = Field(default_factory=lambda: Resources(cpu="8", memory="32Gi"))
-    head_start_params: dict[Word, Word] = Field(default_factory=dict)
-    host_start_params: dict[Word, Word] = Field(default_factory=dict)
+    head_start_params: Flags = Field(default_factory=dict)
+    host_start_params: Flags = Field(default_factory=dict)
     head_template: PlainDict = Field(default_factory=dict)
     host_template: PlainDict = Field(default_factory=dict)
-    labels: dict[Word, Word] = Field(default_factory=dict)
+    labels: Annotated[dict[Word, Word], AfterValidator(_labels)] = Field(default_factory=dict)
     queue: DnsLabel | None = None
     queue_priority: DnsLabel | None = None
     compute_class: DnsLabel | None = None

@@ -26,6 +26,11 @@ def made(spec: SliceSpec = SPEC, rung: Any = None, **options: Any) -> dict[str, 
     return ray_cluster("d-provision-1", spec, rung or OnDemand(), Settings.of(options))
 
 
+def variable(container: str, name: str) -> dict[str, Any]:
+    """A template that gives the container the variable."""
+    return {"spec": {"containers": [{"name": container, "env": [{"name": name, "value": "1"}]}]}}
+
+
 def group(manifest: dict[str, Any]) -> dict[str, Any]:
     (only,) = manifest["spec"]["workerGroupSpecs"]
     found: dict[str, Any] = only
@@ -134,6 +139,13 @@ def test_a_template_is_merged_over_ours():
     assert host(made())["tolerations"] == SPEC.shape.tolerations  # and ours is as it was
 
 
+def test_a_sidecar_may_have_the_token_and_played_hosts_say_what_they_are():
+    sidecar = {"name": "sidecar", "image": "s:1", "env": [{"name": "RAY_AUTH_TOKEN_PATH", "value": "/token"}]}
+    assert made(host_template={"spec": {"containers": [sidecar]}})
+    assert made(host_template=variable("ray-worker", "TPU_TOPOLOGY"))
+    assert made(labels={"example.net/team": "Vision_1"}, head_start_params={"num-cpus": "4"})
+
+
 def test_the_digest_follows_the_spec_and_nothing_else():
     assert digest(made()) == digest(made())
     assert digest(made()) != digest(made(image="other:1"))
@@ -201,6 +213,32 @@ def test_the_name_fits_whatever_the_owner_is_called():
         ),
         ({"host_template": {"spec": {"containers": None}}}, "first container must be 'ray-worker'"),
         ({"service_account": "Robot"}, "service_account"),
+        (
+            {"host_template": {"sepc": {}}},
+            "host_template: a pod template has no 'sepc'; did you mean 'spec'; there are",
+        ),
+        (
+            {"head_template": {"replicas": 3}},
+            "head_template: a pod template has no 'replicas'; there are metadata, spec",
+        ),
+        ({"head_template": {"spec": "x"}}, "head_template.spec: must be an object, got str"),
+        (
+            {"host_template": {"spec": {"containers": [{"name": "ray-workr", "env": []}]}}},
+            "container 'ray-workr' has no image; did you mean 'ray-worker'",
+        ),
+        ({"head_template": {"spec": {"initContainers": [{"name": "init"}]}}}, "container 'init' has no image"),
+        ({"host_template": variable("ray-worker", "RAY_AUTH_TOKEN")}, "RAY_AUTH_TOKEN is set for each pod"),
+        ({"head_template": variable("ray-head", "RAY_AUTH_MODE")}, "RAY_AUTH_MODE is set for each pod"),
+        ({"host_template": variable("ray-worker", "TPU_WORKER_ID")}, "TPU_WORKER_ID is set for each pod"),
+        ({"labels": {"a b": "c"}}, "labels: must be labels of Kubernetes"),
+        ({"labels": {"a": "b c"}}, "labels: must be labels of Kubernetes"),
+        ({"labels": {"raytpu-owner": "c"}}, "labels: must not begin with 'raytpu-'"),
+        (
+            {"head_start_params": {"dashboard-host": "127.0.0.1"}},
+            "head_start_params: dashboard-host is what the backend",
+        ),
+        ({"host_start_params": {"address": "x"}}, "host_start_params: address is what the backend"),
+        ({"host_start_params": {"--num-cpus": "1"}}, "host_start_params: must be options of `ray start` without"),
         ({"compute_class": ""}, "compute_class"),
     ],
 )
