@@ -57,8 +57,8 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
     for key, text in value.items():
         if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
             raise ValueError(
-                f"must be labels of Kubernetes: letters, digits, dashes, dots and underscores, at most 63, {shown(key)} "
-                "is none"
+                "must be labels of Kubernetes: letters, digits, dashes, dots and underscores, at most 63; "
+                f"{shown(key)} is none"
             )
         if key.startswith(LABEL_PREFIX):
             raise ValueError(f"must not begin with {LABEL_PREFIX!r}, by which leases are found")

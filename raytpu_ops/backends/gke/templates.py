@@ -46,9 +46,8 @@ def check_containers(setting: str, pod: Mapping[str, Any], main: str) -> None:
         for container in pod.get(field) or []:
             name = container["name"]
             if not container.get("image"):
-                raise InvalidSpec(
-                    f"{setting}: container {shown(name)} has no image{near(str(name), [main])}; Ray's container is {main!r}"
-                )
+                hint = near(str(name), [main])
+                raise InvalidSpec(f"{setting}: container {shown(name)} has no image{hint}; Ray's own is {main!r}")
     [ray] = [one for one in pod["containers"] if one["name"] == main]
     for one in ray.get("env") or []:
         variable = str(one["name"])

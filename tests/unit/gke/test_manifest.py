@@ -215,7 +215,7 @@ def test_the_name_fits_whatever_the_owner_is_called():
         ({"service_account": "Robot"}, "service_account"),
         (
             {"host_template": {"sepc": {}}},
-            "host_template: a pod template has no 'sepc'; did you mean 'spec'; there are",
+            "host_template: a pod template has no 'sepc'; did you mean 'spec'?",
         ),
         (
             {"head_template": {"replicas": 3}},

@@ -200,9 +200,7 @@ class TestTheConnection:
 
     async def test_an_absent_default_is_not_blamed(self, asked: list[str]) -> None:
         found, _ = cloud_from({}, "tpu_vm")
-        told = (
-            r"Google's default credentials of this machine \(there is no connection 'google_cloud_default'\): no"
-        )
+        told = r"Google's default credentials of this machine \(there is no connection 'google_cloud_default'\): no"
         with pytest.raises(Misconfigured, match=f"^{told}"):
             await found.credentials()
         assert asked == []
