@@ -58,13 +58,18 @@ def check(spec: SliceSpec) -> None:
 
 
 def check_rung(rung: AnyCapacity, where: str) -> None:
-    """Refuse a kind of capacity that the API v2 does not have.
+    """Refuse a kind of capacity that the API v2 does not have, and a wait for what is withdrawn meanwhile.
 
-    :raises InvalidSpec: for flex-start.
+    :raises InvalidSpec: for flex-start, and for a queue that is waited for longer than the place in it is good for.
     """
     if rung.kind == "flex_start":
         raise InvalidSpec(
             f"{where}: the Cloud TPU API v2 has no flex-start; use backend 'gke' for it, or Queued(valid_for) here"
+        )
+    if rung.kind == "queued" and rung.within is not None and rung.within > rung.valid_for:
+        raise InvalidSpec(
+            f"{where}: within ({rung.within}) is longer than valid_for ({rung.valid_for}), after which the request is "
+            "withdrawn: make valid_for as long, or leave within out"
         )
 
 

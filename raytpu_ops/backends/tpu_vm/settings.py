@@ -36,6 +36,13 @@ _FLAG = re.compile(r"[a-z][a-z0-9-]*\Z")
 #: Google's rule for labels: https://cloud.google.com/compute/docs/labeling-resources#requirements
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
+#: A network or a subnetwork, by its name or its path in a project.
+_RESOURCE = re.compile(r"[A-Za-z0-9.:/_-]+\Z")
+#: https://cloud.google.com/vpc/docs/add-remove-network-tags
+_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+_ACCOUNT = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+\.[A-Za-z]+\Z")
+#: The script puts its folder into PATH, which is split at colons.
+_PATH = re.compile(r"/[^\s:]*[^\s:/]\Z")
 #: What the startup script itself says to ``ray start``.
 _OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port", "block"})
 
@@ -69,8 +76,28 @@ def _host_port(value: str) -> str:
 
 
 def _absolute(value: str) -> str:
-    if not value.startswith("/"):
-        raise ValueError("must be an absolute path on the VMs such as '/opt/venv/bin/python'")
+    if not _PATH.match(value):
+        raise ValueError(
+            "must be an absolute path on the VMs, without spaces and colons, such as '/opt/venv/bin/python'"
+        )
+    return value
+
+
+def _resource(value: str) -> str:
+    if not _RESOURCE.match(value):
+        raise ValueError("must be a name such as 'ml', or a path such as 'projects/PROJECT/global/networks/ml'")
+    return value
+
+
+def _tag(value: str) -> str:
+    if not _TAG.match(value):
+        raise ValueError("must be a network tag: lower-case letters, digits and dashes, at most 63")
+    return value
+
+
+def _account(value: str) -> str:
+    if not _ACCOUNT.match(value):
+        raise ValueError("must be the e-mail address of a service account, 'NAME@PROJECT.iam.gserviceaccount.com'")
     return value
 
 
@@ -105,6 +132,8 @@ Variable = Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 Zone = Annotated[Word, AfterValidator(_zone)]
 Zones = Annotated[list[Zone], BeforeValidator(_words), Field(min_length=1)]
 Words = Annotated[list[Word], BeforeValidator(_words)]
+Tags = Annotated[list[Annotated[Word, AfterValidator(_tag)]], BeforeValidator(_words)]
+Resource = Annotated[Line, AfterValidator(_resource)]
 
 
 class Settings(Checked):
@@ -139,12 +168,12 @@ class Settings(Checked):
 
     zones: Zones
     runtime_version: Word | None = None
-    network: Line | None = None
-    subnetwork: Line | None = None
+    network: Resource | None = None
+    subnetwork: Resource | None = None
     external_ip: Flag = False
     reach: Annotated[Word, Field(pattern="^(internal|external)$")] = "internal"
-    service_account: Word | None = None
-    tags: Words = Field(default_factory=list)
+    service_account: Annotated[Word, AfterValidator(_account)] | None = None
+    tags: Tags = Field(default_factory=list)
     labels: Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)] = Field(
         default_factory=dict
     )

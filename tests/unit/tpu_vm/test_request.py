@@ -177,6 +177,12 @@ def test_the_record_and_the_labels_hold_no_secret():
         ({"zones": ZONE, "reach": "proxy"}, "reach: "),
         ({"zones": ZONE, "ray_version": "2.40.0"}, "must be 2.55 or newer"),
         ({"zones": ZONE, "python": "python3"}, "must be an absolute path on the VMs"),
+        ({"zones": ZONE, "python": "/opt/x y"}, "must be an absolute path on the VMs, without spaces"),
+        ({"zones": ZONE, "python": "/opt/a:b/python"}, "must be an absolute path on the VMs, without spaces"),
+        ({"zones": ZONE, "network": "a b"}, "network: must be a name such as"),
+        ({"zones": ZONE, "subnetwork": "a b"}, "subnetwork: must be a name such as"),
+        ({"zones": ZONE, "tags": ["A B"]}, "must be a network tag"),
+        ({"zones": ZONE, "service_account": "x"}, "service_account: must be the e-mail address"),
         ({"zones": ZONE, "labels": {"Team": "a"}}, "must be labels of Google"),
         ({"zones": ZONE, "labels": {"raytpu-owner": "a"}}, "must not begin with 'raytpu-'"),
         ({"zones": ZONE, "ray_start_params": {"head": ""}}, "ray_start_params"),
@@ -203,6 +209,24 @@ def test_a_url_with_a_password_is_refused_without_it(option: str):
     with pytest.raises(InvalidSpec, match="without a user name or password") as caught:
         Settings.of({"zones": ZONE, option: "http://user:SEKRET@head.example.net:8265"})
     assert "SEKRET" not in str(caught.value)
+
+
+def test_names_and_paths_of_google_are_taken_as_they_are():
+    options = {
+        "network": "projects/example.com:shared/global/networks/ml",
+        "subnetwork": "ml",
+        "tags": "ray,tpu-hosts",
+        "service_account": "123-compute@developer.gserviceaccount.com",
+        "python": "/opt/venv-3.11/bin/python3",
+    }
+    found = Settings.of({"zones": ZONE, **options}).model_dump()
+    assert {name: found[name] for name in options} == {**options, "tags": ["ray", "tpu-hosts"]}
+
+
+def test_a_place_in_the_queue_is_not_waited_for_when_it_is_gone():
+    request.check_rung(Queued(60, within=60), "capacity[0]")
+    with pytest.raises(InvalidSpec, match=r"capacity\[0\]: within \(10 days, 0:00:00\) is longer than valid_for"):
+        request.check_rung(Queued(60, within=timedelta(days=10)), "capacity[0]")
 
 
 def test_zones_are_text_or_a_list():
