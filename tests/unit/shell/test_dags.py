@@ -174,3 +174,13 @@ def test_the_reaper_is_scheduled_paused_at_first_and_takes_only_what_it_knows() 
     assert dag.timetable.can_be_scheduled
     assert [task.task_id for task in dag.tasks] == ["reap"]
     assert dag.params["unknown_runs"] is False
+
+
+def test_the_reaper_looks_after_each_connection_that_it_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTPU_REAPER_CONN_IDS", "team_a, prod/b")
+    reapers: Any = load("tpu_reaper").tasks
+
+    assert {one.task_id: (one.ray_tpu_conn_id, one.backend) for one in reapers} == {
+        "reap_team_a": ("team_a", None),
+        "reap_prod_b": ("prod/b", None),
+    }
