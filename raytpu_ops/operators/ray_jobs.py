@@ -59,7 +59,8 @@ class RaySliceJobOperator(RayTpuOperator):
     :param working_dir: folder with the user's code, uploaded once for each content; or a URI that Ray
         takes (``gs://…zip``). (templated)
     :param num_slices: how many of the lease's slices are reserved for it, all by default. (templated)
-    :param env: environment of the processes on the hosts. (templated)
+    :param env: environment of the processes on the hosts; plain JSON that Airflow and Ray show, so no place for
+        secrets: ``docs/gke.md`` and ``docs/google.md`` say how code gets those. (templated)
     :param runtime_env: Ray's runtime environment, ``pip`` and the like. (templated)
     :param deadlines: ``starting`` and ``running``, and for slices that have to be replaced ``queued``,
         ``provisioning`` and ``labelled``; each a ``timedelta`` or seconds.

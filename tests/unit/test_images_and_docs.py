@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -13,6 +14,7 @@ from raytpu_ops.backends.gke.manifest import ray_cluster
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.tpu_vm.settings import Settings as TpuVm
+from raytpu_ops.cli.doctor import Check, _sign
 from raytpu_ops.hooks.google_cloud import CLOUD_KEYS
 from raytpu_ops.hooks.kubernetes import ACCESS_KEYS, access_from
 from raytpu_ops.operators.retries import tpu_retry_policy
@@ -127,6 +129,25 @@ def test_what_kind_plays_is_a_lease_that_the_backend_takes():
     assert len(slices) == spec.hosts
     assert {node["labels"]["cloud.google.com/gke-nodepool"] for node in slices} == {"slice-0"}
     assert host["containers"][0]["resources"]["limits"]["google.com/tpu"] == "4", "as up.sh says it"
+
+
+def test_the_secret_of_the_documentation_reaches_the_hosts_by_name():
+    [section] = re.findall(r"## Secrets for your code\n(.*?)\n## ", (ROOT / "docs" / "gke.md").read_text(), re.DOTALL)
+    [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    written: dict[str, Any] = {}
+    exec(code, written)
+    settings = Settings(**written["backend_options"])
+
+    cluster = ray_cluster("kind", SliceSpec.of("v4", "2x2x2"), OnDemand(), settings)
+    [host] = cluster["spec"]["workerGroupSpecs"][0]["template"]["spec"]["containers"]
+
+    assert written["token"] in host["env"]
+
+
+def test_the_doctor_has_one_word_for_what_it_may_not_read():
+    word = _sign(Check("name", False, "found", seen=False))[0]
+    assert f"`{word}`" in (ROOT / "docs" / "gke.md").read_text()
+    assert f'say "{word}"' in (ROOT / "deploy" / "gke" / "doctor.yaml").read_text()
 
 
 def test_links_between_documents_lead_somewhere():
