@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
+from inspect import Parameter, signature
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,6 +21,7 @@ from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
+from raytpu_ops.tpu.words import near
 
 if TYPE_CHECKING:
     from raytpu_ops.ray.client import RayClient
@@ -144,8 +146,10 @@ def make_backend(name: str, **options: Any) -> Backend:
         raise InvalidSpec(f"backend {name!r} does not exist; there are {', '.join(_BACKENDS)}") from None
     module, _, attribute = path.partition(":")
     factory = getattr(import_module(module), attribute)
-    try:
-        backend: Backend = factory(**options)
-    except TypeError as error:
-        raise InvalidSpec(f"backend {name!r}: {error}") from error
+    taken = signature(factory).parameters
+    if not any(one.kind is Parameter.VAR_KEYWORD for one in taken.values()):
+        for key in options.keys() - taken.keys():
+            known = ", ".join(taken)
+            raise InvalidSpec(f"backend {name!r}: there is no option {key!r}{near(key, taken)}; there are {known}")
+    backend: Backend = factory(**options)
     return backend

@@ -99,11 +99,13 @@ class FetchedToken:
         return None
 
 
-def check_token(token: str) -> str:
+def check_token(token: object) -> str:
     """The token without white space around it.
 
     :raises InvalidSpec: when it cannot stand in a header; the message does not show it.
     """
+    if not isinstance(token, str):
+        raise InvalidSpec(f"Ray's token must be text, got {type(token).__name__}")
     token = token.strip()
     if not token or not token.isascii() or not token.isprintable() or " " in token:
         raise InvalidSpec("Ray's token is empty or holds characters that no header can carry; read its file again")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Annotated, Any
 
@@ -16,17 +17,25 @@ from raytpu_ops.tpu.words import shown
 
 def _read(value: Any) -> Any:
     """By canonical generation; a form of Airflow's sends a number as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            raise ValueError(f"must be a number, or numbers by generation, got {shown(value)}") from None
-    if isinstance(value, dict):
-        try:
-            return {generation_of(key).generation.name: price for key, price in value.items()}
-        except InvalidSpec as error:
-            raise ValueError(str(error)) from None
-    return value
+    if value is None or not isinstance(value, dict):
+        return value if value is None else _amount(value)
+    try:
+        return {generation_of(key).generation.name: _amount(price) for key, price in value.items()}
+    except InvalidSpec as error:
+        raise ValueError(str(error)) from None
+
+
+def _amount(value: Any) -> float:
+    wrong = f"must be a number above zero, or such numbers by generation, got {shown(value)}"
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(wrong)  # noqa: TRY004  pydantic turns only ValueError into a refusal
+    try:
+        found = float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(wrong) from None
+    if not 0 < found < math.inf:
+        raise ValueError(wrong)
+    return found
 
 
 Amount = Annotated[float, Field(gt=0, allow_inf_nan=False)]

@@ -10,7 +10,7 @@ from google.cloud import tpu_v2
 
 from raytpu_ops.backends import ladder as climbing
 from raytpu_ops.backends.ladder import Climb
-from raytpu_ops.backends.tpu_vm import request
+from raytpu_ops.backends.tpu_vm import TpuVmBackend, request
 from raytpu_ops.backends.tpu_vm.record import RECORD, Record, digest
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot, ladder
@@ -188,6 +188,11 @@ def test_the_record_and_the_labels_hold_no_secret():
         ({"zones": ZONE, "ray_start_params": {"head": ""}}, "ray_start_params"),
         ({"zones": ZONE, "ray_start_params": {"--num-cpus": "4"}}, "without the dashes"),
         ({"zones": ZONE, "ray_start_params": {"address": "10.0.0.1:1"}}, "is what the backend itself says"),
+        ({"zones": ZONE, "price_per_chip_hour": [1]}, "price_per_chip_hour: must be a number above zero, or such"),
+        ({"zones": ZONE, "price_per_chip_hour": 0}, "by generation, got 0"),
+        ({"zones": ZONE, "price_per_chip_hour": True}, "by generation, got True"),
+        ({"zones": ZONE, "price_per_chip_hour": "inf"}, "by generation, got 'inf'"),
+        ({"zones": ZONE, "price_per_chip_hour": {"v4": "x"}}, "by generation, got 'x'"),
         ({"zones": ZONE, "ray_head": "10.0.0.1:6379"}, "dashboard_url: is missing"),
         ({"zones": ZONE, "ray_head": "10.0.0.1"}, "must be the address of a Ray head's GCS"),
         ({"zones": ZONE, "env": {"a b": "c"}}, "env"),
@@ -209,6 +214,13 @@ def test_a_url_with_a_password_is_refused_without_it(option: str):
     with pytest.raises(InvalidSpec, match="without a user name or password") as caught:
         Settings.of({"zones": ZONE, option: "http://user:SEKRET@head.example.net:8265"})
     assert "SEKRET" not in str(caught.value)
+
+
+@pytest.mark.parametrize("token", [["SEKRET"], 7, "SEK RET"])
+def test_a_token_that_is_none_is_refused_in_one_line(token: Any):
+    with pytest.raises(InvalidSpec, match="^Ray's token") as caught:
+        TpuVmBackend(zones=ZONE, ray_head="10.0.0.1:6379", dashboard_url="http://10.0.0.1:8265", ray_token=token)
+    assert "SEK" not in str(caught.value)
 
 
 def test_names_and_paths_of_google_are_taken_as_they_are():
