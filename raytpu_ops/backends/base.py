@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from datetime import timedelta
 from importlib import import_module
 from inspect import Parameter, signature
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, runtime_checkable
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -33,6 +33,17 @@ Say = Callable[[str], None]
 
 def silent(line: str) -> None:
     """Where nobody reads a log."""
+
+
+class Patience(NamedTuple):
+    """How long a far side that is away is asked again before a call is given up, and who is told.
+
+    :param within: how long.
+    :param say: takes a line whenever something changes.
+    """
+
+    within: timedelta
+    say: Say = silent
 
 
 class Plan(BaseModel):
@@ -151,5 +162,8 @@ def make_backend(name: str, **options: Any) -> Backend:
         for key in options.keys() - taken.keys():
             known = ", ".join(taken)
             raise InvalidSpec(f"backend {name!r}: there is no option {key!r}{near(key, taken)}; there are {known}")
-    backend: Backend = factory(**options)
+    try:
+        backend: Backend = factory(**options)
+    except TypeError as error:
+        raise InvalidSpec(f"backend {name!r}: {error}") from error
     return backend

@@ -7,16 +7,21 @@ import sys
 from collections.abc import Sequence
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytpu_ops.backends.base import Backend, make_backend
+from raytpu_ops.backends.base import Backend, Patience, make_backend
+from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.demo.leases import local_backend
 from raytpu_ops.tpu.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from raytpu_ops.backends.google.access import CloudAccess
     from raytpu_ops.hooks.ray_tpu import RayTpuHook
+#: How long a far side that is away is asked again.
+PATIENCE = timedelta(seconds=30)
 
 
 @dataclass(frozen=True)
@@ -43,10 +48,16 @@ class Where:
     zones: Sequence[str] = ()
 
     def open(self) -> Backend:
-        """The backend.
+        """The backend, with the patience of somebody at a terminal.
 
         :raises InvalidSpec: for a name that is none, or options that are not for this one.
         """
+        backend = self._made()
+        if isinstance(backend, GkeBackend | TpuVmBackend):
+            backend.patience = Patience(PATIENCE, lambda line: print(f"raytpu: {line}", file=sys.stderr))
+        return backend
+
+    def _made(self) -> Backend:
         if self.conn_id:
             over = {"namespace": self.namespace, "project_id": self.project, "zones": ",".join(self.zones)}
             return by_connection(self.conn_id, self.backend, **{key: value for key, value in over.items() if value})

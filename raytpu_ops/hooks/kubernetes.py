@@ -250,7 +250,7 @@ class ConnectionAccess:
         from airflow.sdk.exceptions import AirflowException
         from kubernetes_asyncio.client import Configuration
 
-        from raytpu_ops.backends.gke.kubeconfig import load
+        from raytpu_ops.backends.gke.kubeconfig import check_server, load
 
         found = Configuration()
         where = f"connection {self._asked.kubernetes_conn_id!r}"
@@ -265,6 +265,7 @@ class ConnectionAccess:
                 raise Misconfigured(f"{where}: {error}") from None
 
         await load(fill, where)
+        check_server(found, where)
         return found
 
     def _hook(self, found: Configuration) -> AsyncKubernetesHook:

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from raytpu_ops.backends.gke.kubeconfig import load
+from raytpu_ops.backends.gke.kubeconfig import check_server, load
 from raytpu_ops.tpu.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -83,7 +83,9 @@ class KubeconfigAccess:
                     client_configuration=found,
                 )
 
-        await load(fill, f"kubeconfig {file!r}" if file else "Kubernetes", _NEXT)
+        what = f"kubeconfig {file!r}" if file else "Kubernetes"
+        await load(fill, what, _NEXT)
+        check_server(found, what)
         return found
 
 

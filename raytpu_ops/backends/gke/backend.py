@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raytpu_ops.backends.base import Plan, Released, Say, silent
+from raytpu_ops.backends.base import Patience, Plan, Released, Say, silent
 from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.access import KubeAccess, KubeconfigAccess
 from raytpu_ops.backends.gke.api import KubeApi
@@ -76,6 +76,8 @@ class GkeBackend:
     ) -> None:
         self.settings = Settings.of(options)
         self.access = access if access is not None else KubeconfigAccess()
+        #: With everything but an acquire, which has deadlines of its own.
+        self.patience = Patience(ANSWER_WITHIN)
         self._clock, self._sleep = clock, sleep
         self._tokens: dict[tuple[str, datetime], RayCredentials] = {}
         #: Leases of which nothing is known at the moment, and since when.
@@ -336,15 +338,17 @@ class GkeBackend:
         what: str,
         look: Callable[[], Awaitable[Pending | Done[Answer]]],
         *,
-        within: timedelta = ANSWER_WITHIN,
+        within: timedelta | None = None,
         phase: str = "",
     ) -> Answer:
         """Do something that is safe to do again until it is through, as long as the server may be away."""
+        deadline = self._clock() + (self.patience.within if within is None else within)
         decider: Wait[Pending | Done[Answer], Answer] = Wait(
             what,
             lambda seen: seen,
-            deadline=self._clock() + within,
+            deadline=deadline,
             phase=phase,
+            on_progress=lambda line: self.patience.say(f"{line}; given up at {deadline:%H:%M:%S} UTC"),
             max_backoff_s=5.0,
             clock=self._clock,
         )

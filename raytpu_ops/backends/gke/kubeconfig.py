@@ -10,9 +10,13 @@ from __future__ import annotations
 import asyncio
 from asyncio.subprocess import Process
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
+
+if TYPE_CHECKING:
+    from kubernetes_asyncio.client import Configuration
 
 #: Seconds until that program counts as one that does not answer.
 PLUGIN_S = 60.0
@@ -41,6 +45,20 @@ async def load(fill: Callable[[], Awaitable[Any]], what: str, hint: str = "") ->
         if known is None:
             raise
         raise known from None
+
+
+def check_server(configuration: Configuration, what: str) -> None:
+    """Refuse a server's URL that carries credentials: it is logged, and the client can't use them beside a token.
+
+    :param what: whose kubeconfig it is; begins the error message, which has no part of the URL but its host.
+    :raises Misconfigured: it carries some.
+    """
+    parts = urlsplit(configuration.host or "")
+    if parts.username is not None or parts.password is not None:
+        raise Misconfigured(
+            f"{what}: the server's URL at {parts.hostname} has a user name or a password in it: take them out, and say "
+            "under `users` who asks"
+        )
 
 
 def _in_words(error: Exception, what: str, hint: str) -> RayTpuError | None:

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from raytpu_ops.backends.base import Plan, Released, Say, silent
+from raytpu_ops.backends.base import Patience, Plan, Released, Say, silent
 from raytpu_ops.backends.google import roles
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
 from raytpu_ops.backends.google.preflight import preflight
@@ -87,6 +87,7 @@ class TpuVmBackend:
                 "ray_token: is missing: the VMs join ray_head with its token; put it into the extra of the ray_tpu "
                 "connection as 'ray_token', which Airflow masks"
             )
+        self.patience = Patience(ANSWER_WITHIN)
         self._clock, self._sleep = clock, sleep
         self._tokens: dict[tuple[str, datetime], FetchedToken] = {}
         #: What Google said last of a lease, and when.
@@ -346,8 +347,14 @@ class TpuVmBackend:
 
     async def _waiting(self, what: str, look: Callable[[], Awaitable[Answer]]) -> Answer:
         """Do something that is safe to do again until it is through, as long as Google may be away."""
+        deadline = self._clock() + self.patience.within
         decider: Wait[Answer, Answer] = Wait(
-            what, Done, deadline=self._clock() + ANSWER_WITHIN, max_backoff_s=5.0, clock=self._clock
+            what,
+            Done,
+            deadline=deadline,
+            max_backoff_s=5.0,
+            on_progress=lambda line: self.patience.say(f"{line}; given up at {deadline:%H:%M:%S} UTC"),
+            clock=self._clock,
         )
         return await wait_async(look, decider, sleep=self._sleep)
 

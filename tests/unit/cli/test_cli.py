@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+import socket
 import subprocess
 import sys
 from datetime import UTC, datetime, timedelta
@@ -14,12 +17,14 @@ from typer.testing import CliRunner
 
 from raytpu_ops.backends.base import Released
 from raytpu_ops.cli import app as cli
+from raytpu_ops.cli import backends
 from raytpu_ops.cli.backends import Where
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
 from raytpu_ops.tpu.shapes import catalogue
 from raytpu_ops.tpu.spec import SliceSpec
+from tests.unit.cli.fake_cluster import kubeconfig
 
 RUNNER = CliRunner()
 
@@ -232,3 +237,27 @@ def test_demo_hands_the_dag_what_was_asked_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(show, "run_demo", lambda console, params, **options: seen.update(params) or 0)
     run("demo", "--generation", "trillium", "--topology", "2x2", "--slices", "1", "--epochs", "3")
     assert seen == {"backend": "local", "generation": "v6e", "topology": "2x2", "slices": 1, "epochs": 3}
+
+
+def test_a_cluster_that_is_away_is_said_and_given_up_soon(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]  # nobody listens there any more
+    monkeypatch.setattr(backends, "PATIENCE", timedelta(seconds=1))
+    backend = backends.Where("gke", kubeconfig=str(kubeconfig(tmp_path, f"http://127.0.0.1:{port}"))).open()
+    with pytest.raises(DeadlineExceeded, match="RayClusters in default: the deadline"):
+        asyncio.run(backend.list_leases())
+    said = capsys.readouterr().err
+    assert "raytpu: RayClusters in default does not answer, trying again: " in said
+    assert re.search(r"; given up at \d\d:\d\d:\d\d UTC$", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize("command", ["leases", "doctor"])
+def test_a_password_in_the_servers_url_is_refused_without_it(tmp_path: Path, command: str) -> None:
+    file = kubeconfig(tmp_path, "https://user:SEKRET@127.0.0.1:1")
+    result = RUNNER.invoke(cli.app, [command, "--backend", "gke", "--kubeconfig", str(file), "--json"])
+    told = f"{result.output} {result.exception}"
+    assert "127.0.0.1 has a user name or a password in it" in " ".join(told.split())
+    assert "SEKRET" not in told
+    assert not isinstance(result.exception, ValueError)
