@@ -13,6 +13,7 @@ from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, se
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.generations import generation_of
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -77,6 +78,8 @@ class _WantsSlices(RayTpuOperator):
         if not has_template(self.capacity):
             ladder(self.capacity)
         shape = self.generation, self.topology or None, self.machine_type or None
+        if has_template(shape) and not has_template(self.generation):
+            generation_of(self.generation)
         # One that exists, in the place of what a template decides: the number of slices can be judged alone.
         generation, topology, machine_type = ("v4", "2x2x1", None) if has_template(shape) else shape
         number = settled(whole_number(self.num_slices), 1)

@@ -127,6 +127,7 @@ def test_a_mistake_is_refused_when_the_file_is_parsed(make: Make, mistake: dict[
         (serve, {"app": TEMPLATE, "name": "a b"}, "name"),
         (reap, {"dry_run": TEMPLATE, "unknown_runs": "maybe"}, "maybe"),
         (provision, {"ray_tpu_conn_id": TEMPLATE, "topology": "4x4"}, "topology"),
+        (provision, {"generation": "v99", "topology": TEMPLATE}, "v99"),
         (provision, {"topology": TEMPLATE, "num_slices": 0}, "num_slices"),
         (provision, {"num_slices": TEMPLATE, "topology": "4x4"}, "topology"),
         (provision, {"generation": TEMPLATE, "capacity": "cheap"}, "capacity"),
