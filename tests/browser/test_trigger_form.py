@@ -107,6 +107,6 @@ def test_the_form_has_every_parameter_and_starts_the_run_that_was_asked_for(
     asked = {name: run["conf"][name] for name in ("topology", "slices", "epochs", "generation", "backend")}
     assert asked == {"topology": "9x9x9", "slices": 1, "epochs": 3, "generation": "v4", "backend": "local"}
     assert run["state"] == "failed"
-    log = "\n".join(api.last_log(DAG_ID, run_id, "provision"))
+    log = "\n".join(api.last_log(DAG_ID, run_id, "plan"))
     assert "InvalidSpec: topology" in log
     assert "9x9x9" in log

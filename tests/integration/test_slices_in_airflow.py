@@ -57,6 +57,7 @@ def test_a_run_whose_work_failed_is_red_and_its_slices_are_gone(airflow_instance
     assert airflow_instance.api.wait_run(dag, run, deadline_s=LIMIT_S)["state"] == "failed"
 
     assert states(airflow_instance, dag, run) == {
+        "plan": "success",
         "provision": "success",
         "labelled": "success",
         "job": "failed",

@@ -41,12 +41,18 @@ def test_a_lease_that_is_adopted_needs_no_capacity(cluster: Cluster, root: Path,
     faults.clear(root)
 
 
+def test_a_kind_of_capacity_that_is_none_is_refused(root: Path) -> None:
+    with pytest.raises(InvalidSpec, match="'spott' is no kind of capacity; did you mean 'spot'"):
+        faults.no_capacity(rungs=("spott",), root=root)
+    assert faults.waiting(root) == []
+
+
 def test_only_the_named_rungs_are_refused(
     cluster: Cluster, root: Path, owner: Owner, make_plan: Callable[..., Plan]
 ) -> None:
     faults.no_capacity(rungs=("reservation", "spot"), root=root)
     record = cluster.acquire(make_plan(1, "2x2x1", [Reservation("team-a"), Spot(), OnDemand()]), owner)
-    assert record.capacity == {"kind": "on_demand"}
+    assert record.capacity["kind"] == "on_demand"
     assert record.attempts == [
         "reservation: no capacity (injected fault)",
         "spot: no capacity (injected fault)",
