@@ -43,7 +43,13 @@ Worker = Annotated[int, typer.Option("--worker", min=0, help="Worker id of the h
 Times = Annotated[int, typer.Option("--times", min=1, help="How many of the next leases it strikes.")]
 
 
-Backend = Annotated[str, typer.Option("--backend", help="Which backend.")]
+Backend = Annotated[
+    str | None,
+    typer.Option("--backend", help="Which backend; default the connection's.", show_default="local"),
+]
+PlanBackend = Annotated[
+    str | None, typer.Option("--backend", help="Which backend; default the connection's.", show_default="gke")
+]
 Kubeconfig = Annotated[
     str | None, typer.Option("--kubeconfig", help="gke: the file; default $KUBECONFIG.", show_default=False)
 ]
@@ -123,7 +129,7 @@ def ui(
 
 @app.command()
 def doctor(
-    backend: Backend = "local",
+    backend: Backend = None,
     root: AnyRoot = None,
     conn_id: Annotated[
         str | None,
@@ -137,10 +143,11 @@ def doctor(
     as_json: Json = False,
 ) -> None:
     """Check what a backend needs, of this machine, a cluster or Google; say what is missing and how to get it."""
+    from raytpu_ops.cli.backends import backend_name
     from raytpu_ops.cli.doctor import look, report
 
     found = look(
-        backend,
+        backend_name(backend, conn_id, "local"),
         root=root,
         conn_id=conn_id,
         kubeconfig=kubeconfig,
@@ -178,7 +185,7 @@ def plan(
             show_default="on_demand",
         ),
     ] = None,
-    backend: Backend = "gke",
+    backend: PlanBackend = None,
     conn_id: ConnId = None,
     project: Project = None,
     cluster: Annotated[
@@ -196,7 +203,7 @@ def plan(
     as_json: Json = False,
 ) -> None:
     """Say what a lease would be made of, what speaks against it and what it may cost. Nothing is made."""
-    from raytpu_ops.cli.backends import Where
+    from raytpu_ops.cli.backends import Where, backend_name
     from raytpu_ops.cli.plan import Google, show
     from raytpu_ops.tpu.deadlines import as_duration
     from raytpu_ops.tpu.lease import Owner
@@ -205,7 +212,7 @@ def plan(
     show(
         SliceSpec.of(generation, topology, num_slices=num_slices, machine_type=machine_type),
         capacity or [],
-        Where(backend, root, namespace=namespace),
+        Where(backend_name(backend, conn_id, "gke"), root, namespace=namespace),
         Google(conn_id, project, cluster, zone or [], price),
         lease_for=as_duration(lease_hours * 3600, "--lease-hours"),
         owner=Owner(dag_id=dag_id, run_id="manual", task_id=task_id),
@@ -215,7 +222,7 @@ def plan(
 
 @app.command()
 def leases(
-    backend: Backend = "local",
+    backend: Backend = None,
     root: Root = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -227,11 +234,13 @@ def leases(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what is missing, too.")] = False,
 ) -> None:
     """List the leases there are, found on the real objects."""
-    from raytpu_ops.cli.backends import Where
+    from raytpu_ops.cli.backends import Where, backend_name
     from raytpu_ops.cli.leases import show
 
     show(
-        Where(backend, root, kubeconfig, context, namespace, conn_id, project, zone or ()),
+        Where(
+            backend_name(backend, conn_id, "local"), root, kubeconfig, context, namespace, conn_id, project, zone or ()
+        ),
         as_json=as_json,
         verbose=verbose,
     )
@@ -240,7 +249,7 @@ def leases(
 @app.command()
 def release(
     lease: Annotated[str, typer.Argument(help="The lease's id, as `raytpu leases` shows it.")],
-    backend: Backend = "local",
+    backend: Backend = None,
     root: Root = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -250,15 +259,29 @@ def release(
     zone: Zones = None,
 ) -> None:
     """Give a lease back."""
-    from raytpu_ops.cli.backends import Where
+    from raytpu_ops.cli.backends import Where, backend_name
     from raytpu_ops.cli.leases import release as give_back
 
-    sys.exit(give_back(lease, Where(backend, root, kubeconfig, context, namespace, conn_id, project, zone or ())))
+    sys.exit(
+        give_back(
+            lease,
+            Where(
+                backend_name(backend, conn_id, "local"),
+                root,
+                kubeconfig,
+                context,
+                namespace,
+                conn_id,
+                project,
+                zone or (),
+            ),
+        )
+    )
 
 
 @app.command()
 def reap(
-    backend: Backend = "local",
+    backend: Backend = None,
     root: Root = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -269,12 +292,22 @@ def reap(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Release nothing, say what would be.")] = False,
 ) -> None:
     """Give back every lease that has expired."""
-    from raytpu_ops.cli.backends import Where
+    from raytpu_ops.cli.backends import Where, backend_name
     from raytpu_ops.cli.leases import reap as reap_expired
 
     sys.exit(
         reap_expired(
-            Where(backend, root, kubeconfig, context, namespace, conn_id, project, zone or ()), dry_run=dry_run
+            Where(
+                backend_name(backend, conn_id, "local"),
+                root,
+                kubeconfig,
+                context,
+                namespace,
+                conn_id,
+                project,
+                zone or (),
+            ),
+            dry_run=dry_run,
         )
     )
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from contextlib import redirect_stdout
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from raytpu_ops.backends.base import Backend, Patience, make_backend
+from raytpu_ops.backends.base import Backend, Patience, backend_names, make_backend
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.demo.leases import local_backend
@@ -22,6 +22,64 @@ if TYPE_CHECKING:
     from raytpu_ops.hooks.ray_tpu import RayTpuHook
 #: How long a far side that is away is asked again.
 PATIENCE = timedelta(seconds=30)
+#: Option -> the backends that it is for.
+_FOR = {
+    "--kubeconfig": ("gke",),
+    "--context": ("gke",),
+    "--namespace": ("gke",),
+    "--project": ("tpu_vm", "gke"),
+    "--zone": ("tpu_vm", "gke"),
+    "--cluster": ("gke",),
+}
+
+
+def refuse_others(backend: str, given: Mapping[str, object]) -> None:
+    """Refuse options that a command would not use.
+
+    :param backend: that is asked.
+    :param given: values by the options' names.
+    :raises InvalidSpec: naming them.
+    """
+    strange = {name for name, value in given.items() if value and backend not in _FOR[name]}
+    if strange and backend in backend_names():
+        [first, *_] = sorted(strange)
+        raise InvalidSpec(
+            f"{', '.join(sorted(strange))}: not for --backend {backend}, but for {' and '.join(_FOR[first])}"
+        )
+
+
+def backend_name(backend: str | None, conn_id: str | None, default: str) -> str:
+    """The backend that a command is for.
+
+    :param backend: what ``--backend`` says.
+    :param conn_id: what ``--conn-id`` says; the connection may name the backend.
+    :param default: of the command.
+    :raises InvalidSpec: nobody names one, or they disagree.
+    :raises Misconfigured: there is no such connection.
+    """
+    if not conn_id:
+        return backend or default
+    with _quiet_airflow():
+        from raytpu_ops.hooks.ray_tpu import RayTpuHook
+
+        said = RayTpuHook(conn_id).options.get("backend")
+    if said and backend and said != backend:
+        raise InvalidSpec(
+            f"--backend {backend}: connection {conn_id!r} is for {said!r}: leave --backend out, or name another "
+            "connection in --conn-id"
+        )
+    if not (said or backend):
+        raise InvalidSpec(f"--backend: is missing, connection {conn_id!r} does not say which one it is for")
+    return str(said or backend)
+
+
+@contextmanager
+def _quiet_airflow() -> Iterator[None]:
+    # As `airflow connections` does it; otherwise Airflow looks only into the environment (3.3).
+    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
+    # Airflow's log goes to stdout here, which belongs to the answer.
+    with redirect_stdout(sys.stderr):
+        yield
 
 
 @dataclass(frozen=True)
@@ -52,6 +110,19 @@ class Where:
 
         :raises InvalidSpec: for a name that is none, or options that are not for this one.
         """
+        given = {
+            "--kubeconfig": self.kubeconfig,
+            "--context": self.context,
+            "--namespace": self.namespace,
+            "--project": self.project,
+        }
+        refuse_others(self.backend, given)
+        if self.backend != "tpu_vm" and self.zones:
+            raise InvalidSpec(f"--zone: not for --backend {self.backend} here, but for tpu_vm")
+        if self.backend == "gke" and self.project and not self.conn_id:
+            raise InvalidSpec("--project: for --backend gke only with --conn-id; a kubeconfig says which cluster it is")
+        if self.conn_id and (self.kubeconfig or self.context):
+            raise InvalidSpec("--conn-id says which cluster it is: leave --kubeconfig and --context out")
         backend = self._made()
         if isinstance(backend, GkeBackend | TpuVmBackend):
             backend.patience = Patience(PATIENCE, lambda line: print(f"raytpu: {line}", file=sys.stderr))
@@ -72,9 +143,6 @@ class Where:
 
             access = KubeconfigAccess(self.kubeconfig, self.context)
             return make_backend("gke", access=access, **({"namespace": self.namespace} if self.namespace else {}))
-        strange = {"--kubeconfig": self.kubeconfig, "--context": self.context, "--namespace": self.namespace}
-        if any(strange.values()):
-            raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
         return local_backend(self.root) if self.backend == "local" else make_backend(self.backend)
 
 
@@ -98,10 +166,7 @@ def hook_of(conn_id: str, backend: str | None, options: dict[str, Any], cloud: C
     :param cloud: who acts at Google, where it is not the connection's account.
     :raises Misconfigured: there is no such connection.
     """
-    # As `airflow connections` does it; otherwise Airflow looks only into the environment (3.3).
-    os.environ.setdefault("_AIRFLOW_PROCESS_CONTEXT", "server")
-    # Airflow's log goes to stdout here, which belongs to the answer.
-    with redirect_stdout(sys.stderr):
+    with _quiet_airflow():
         from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
         hook = RayTpuHook(conn_id, backend, options=options, cloud=cloud)

@@ -109,6 +109,16 @@ def look(
     :param zones: tpu_vm: where slices may be; none for the connection's.
     :raises InvalidSpec: for another backend, or options that are not for this one.
     """
+    from raytpu_ops.cli.backends import refuse_others
+
+    given = {"--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace, "--project": project}
+    refuse_others(backend, given)
+    if conn_id and backend == "local":
+        raise InvalidSpec("--conn-id: not for --backend local: this machine is looked at, with --root")
+    if backend == "gke" and project:
+        raise InvalidSpec("--project: not for --backend gke here, but for tpu_vm")
+    if zones and backend != "tpu_vm":
+        raise InvalidSpec(f"--zone: not for --backend {backend} here, but for tpu_vm")
     if backend == "gke":
         from raytpu_ops.cli import doctor_gke
 
@@ -119,9 +129,6 @@ def look(
         return asyncio.run(doctor_tpu_vm.checks(*_google(conn_id, project, zones)))
     if backend != "local":
         raise InvalidSpec(f"backend {backend!r} has no doctor; there are gke, local, tpu_vm")
-    strange = {"--conn-id": conn_id, "--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace}
-    if any(strange.values()):
-        raise InvalidSpec(f"{', '.join(name for name, value in strange.items() if value)}: for --backend gke only")
     from raytpu_ops.cli import doctor_local
 
     return doctor_local.checks(root)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.backends.base import Backend, Plan, make_backend
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.google.price import cost_note
-from raytpu_ops.cli.backends import Where, hook_of
+from raytpu_ops.cli.backends import Where, hook_of, refuse_others
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity, ladder
 from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
@@ -83,6 +83,8 @@ def show(
 async def _planned(
     spec: SliceSpec, rungs: Sequence[AnyCapacity], where: Where, google: Google, lease_for: timedelta
 ) -> Plan:
+    given = {"--namespace": where.namespace, "--cluster": google.cluster, "--zone": google.zones}
+    refuse_others(where.backend, {**given, "--project": google.project})
     backend = await _by_connection(where, google) if google.conn_id else await _by_options(where, google)
     plan = await backend.plan(spec, rungs, lease_for=lease_for)
     if google.price is None or any("chip-hours" in note for note in plan.notes):

@@ -113,6 +113,8 @@ class Queued(Rung):
 AnyCapacity = Annotated[OnDemand | Spot | Reservation | FlexStart | Queued, Field(discriminator="kind")]
 _RUNG: TypeAdapter[Any] = TypeAdapter(AnyCapacity, config=ConfigDict(defer_build=True))
 _RUNGS = (OnDemand, Spot, Reservation, FlexStart, Queued)
+#: What a rung may be.
+KINDS: tuple[str, ...] = tuple(one.model_fields["kind"].default for one in _RUNGS)
 
 #: What a person may type into a form for a rung that needs nothing else.
 _WORDS: dict[str, type[OnDemand | Spot]] = {

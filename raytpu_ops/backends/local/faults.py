@@ -18,10 +18,11 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from raytpu_ops.backends.local.launch import write_atomically
 from raytpu_ops.backends.local.layout import ROOT_LOCK, Root
-from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.capacity import KINDS, AnyCapacity
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, RemoteUnavailable
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.problems import first_problem
+from raytpu_ops.tpu.words import near, shown
 
 if TYPE_CHECKING:
     from raytpu_ops.backends.local.record import LeaseRecord
@@ -130,7 +131,13 @@ def no_capacity(times: int = 1, *, rungs: Sequence[str] = (), root: str | os.Pat
     :param rungs: kinds of capacity that are refused, such as ``("reservation",)``; empty for all, and
         then the acquire raises :class:`CapacityUnavailable`.
     :param root: the local backend's root folder.
+    :raises InvalidSpec: there is no such kind, so nothing would ever be refused.
     """
+    for rung in rungs:
+        if rung not in KINDS:
+            raise InvalidSpec(
+                f"rungs: {shown(rung)} is no kind of capacity{near(rung, KINDS)}; there are {', '.join(KINDS)}"
+            )
     return _wait(root, kind="no_capacity", times=times, rungs=tuple(rungs))
 
 

@@ -162,7 +162,7 @@ def test_a_cluster_is_named_alike_everywhere(command: tuple[str, ...], monkeypat
     RUNNER.invoke(cli.app, [*command, "--backend", "gke", "--kubeconfig", "/k", "--context", "c", "--namespace", "n"])
 
     assert [(one.settings.namespace, repr(one.access)) for one in opened] == [("n", "KubeconfigAccess('/k', 'c')")]
-    with pytest.raises(InvalidSpec, match="--context: for --backend gke only"):
+    with pytest.raises(InvalidSpec, match="--context: not for --backend local, but for gke"):
         run(*command, "--context", "c")
 
 
@@ -251,6 +251,30 @@ def test_a_cluster_that_is_away_is_said_and_given_up_soon(
     said = capsys.readouterr().err
     assert "raytpu: RayClusters in default does not answer, trying again: " in said
     assert re.search(r"; given up at \d\d:\d\d:\d\d UTC$", said, re.MULTILINE)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("leases", "--zone", "us-east5-b"), "--zone: not for --backend local here, but for tpu_vm"),
+        (("leases", "--project", "p"), "--project: not for --backend local, but for tpu_vm and gke"),
+        (
+            ("leases", "--backend", "tpu_vm", "--zone", "us-east5-b", "--kubeconfig", "/k"),
+            "--kubeconfig: not for --backend tpu_vm, but for gke",
+        ),
+        (("leases", "--backend", "gke", "--zone", "us-east5-b"), "--zone: not for --backend gke here"),
+        (("reap", "--backend", "gke", "--project", "p"), "--project: for --backend gke only with --conn-id"),
+        (("plan", "v4-8", "--backend", "local", "--cluster", "x"), "--cluster: not for --backend local, but for gke"),
+        (("plan", "v4-8", "--backend", "local", "--zone", "x"), "--zone: not for --backend local, but for tpu_vm and"),
+        (("doctor", "--zone", "us-east5-b"), "--zone: not for --backend local here, but for tpu_vm"),
+        (("doctor", "--backend", "gke", "--project", "p"), "--project: not for --backend gke here, but for tpu_vm"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_an_option_that_would_be_ignored_is_refused(words: tuple[str, ...], told: str) -> None:
+    with pytest.raises(InvalidSpec) as caught:
+        RUNNER.invoke(cli.app, list(words), catch_exceptions=False)
+    assert told in str(caught.value)
 
 
 @pytest.mark.parametrize("command", ["leases", "doctor"])

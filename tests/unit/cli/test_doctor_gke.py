@@ -324,7 +324,7 @@ def test_the_table_tells_missing_from_unread(monkeypatch: pytest.MonkeyPatch, ca
 
 
 def test_options_for_a_cluster_are_refused_for_this_machine():
-    with pytest.raises(InvalidSpec, match=r"--context, --namespace: for --backend gke only"):
+    with pytest.raises(InvalidSpec, match=r"--context, --namespace: not for --backend local, but for gke"):
         doctor.look("local", root=None, kubeconfig=None, context="x", namespace="y")
     with pytest.raises(InvalidSpec, match="'slurm' has no doctor; there are gke, local, tpu_vm"):
         doctor.look("slurm", root=None, kubeconfig=None, context=None, namespace=None)

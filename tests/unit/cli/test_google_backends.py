@@ -54,6 +54,23 @@ def test_a_lease_is_listed_by_the_connection_that_granted_it(google: GoogleFake)
     assert row["id"] == lease.id
 
 
+@pytest.mark.parametrize("command", ["leases", "doctor", "plan"])
+def test_the_connection_says_which_backend_it_is_for(google: GoogleFake, command: str) -> None:
+    words = [command, "v4", "--topology", "2x2x1"] if command == "plan" else [command]
+    result = CliRunner().invoke(cli.app, [*words, "--conn-id", "vms", "--json"], catch_exceptions=False)
+    assert result.exit_code == 0, result.output
+    assert json.loads(result.stdout) == [] if command == "leases" else ZONE in result.stdout
+
+
+def test_a_connection_that_says_nothing_or_something_else_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_VMS", json.dumps({"conn_type": "ray_tpu", "extra": {"backend": "tpu_vm"}}))
+    monkeypatch.setenv("AIRFLOW_CONN_BARE", json.dumps({"conn_type": "ray_tpu"}))
+    with pytest.raises(InvalidSpec, match="^--backend gke: connection 'vms' is for 'tpu_vm': leave --backend out, or"):
+        CliRunner().invoke(cli.app, ["leases", "--backend", "gke", "--conn-id", "vms"], catch_exceptions=False)
+    with pytest.raises(InvalidSpec, match="^--backend: is missing, connection 'bare' does not say"):
+        CliRunner().invoke(cli.app, ["leases", "--conn-id", "bare"], catch_exceptions=False)
+
+
 def test_options_alone_must_say_where() -> None:
     with pytest.raises(InvalidSpec, match="--zone: backend 'tpu_vm' needs to know where"):
         Where("tpu_vm").open()
