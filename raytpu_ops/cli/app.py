@@ -234,13 +234,11 @@ def leases(
     verbose: Annotated[bool, typer.Option("--verbose", "-v", help="Say what is missing, too.")] = False,
 ) -> None:
     """List the leases there are, found on the real objects."""
-    from raytpu_ops.cli.backends import Where, backend_name
+    from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import show
 
     show(
-        Where(
-            backend_name(backend, conn_id, "local"), root, kubeconfig, context, namespace, conn_id, project, zone or ()
-        ),
+        Where.of_leases(backend, root, kubeconfig, context, namespace, conn_id, project, zone),
         as_json=as_json,
         verbose=verbose,
     )
@@ -259,22 +257,13 @@ def release(
     zone: Zones = None,
 ) -> None:
     """Give a lease back."""
-    from raytpu_ops.cli.backends import Where, backend_name
+    from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import release as give_back
 
     sys.exit(
         give_back(
             lease,
-            Where(
-                backend_name(backend, conn_id, "local"),
-                root,
-                kubeconfig,
-                context,
-                namespace,
-                conn_id,
-                project,
-                zone or (),
-            ),
+            Where.of_leases(backend, root, kubeconfig, context, namespace, conn_id, project, zone),
         )
     )
 
@@ -292,21 +281,12 @@ def reap(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Release nothing, say what would be.")] = False,
 ) -> None:
     """Give back every lease that has expired."""
-    from raytpu_ops.cli.backends import Where, backend_name
+    from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import reap as reap_expired
 
     sys.exit(
         reap_expired(
-            Where(
-                backend_name(backend, conn_id, "local"),
-                root,
-                kubeconfig,
-                context,
-                namespace,
-                conn_id,
-                project,
-                zone or (),
-            ),
+            Where.of_leases(backend, root, kubeconfig, context, namespace, conn_id, project, zone),
             dry_run=dry_run,
         )
     )

@@ -9,7 +9,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 from raytpu_ops.backends.base import Backend, Patience, backend_names, make_backend
 from raytpu_ops.backends.gke import GkeBackend
@@ -104,6 +104,25 @@ class Where:
     conn_id: str | None = None
     project: str | None = None
     zones: Sequence[str] = ()
+
+    @classmethod
+    def of_leases(
+        cls,
+        backend: str | None,
+        root: Path | None,
+        kubeconfig: str | None,
+        context: str | None,
+        namespace: str | None,
+        conn_id: str | None,
+        project: str | None,
+        zones: Sequence[str] | None,
+    ) -> Self:
+        """For the commands about leases, which are for the local backend where nobody says another.
+
+        :raises InvalidSpec: ``--backend`` and the connection disagree.
+        """
+        name = backend_name(backend, conn_id, "local")
+        return cls(name, root, kubeconfig, context, namespace, conn_id, project, zones or ())
 
     def open(self) -> Backend:
         """The backend, with the patience of somebody at a terminal.
