@@ -7,7 +7,7 @@ below stop here and leave as ours (``tpu/errors.py``), cause attached.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from importlib import import_module
 from inspect import Parameter, signature
@@ -80,6 +80,24 @@ class Released(BaseModel):
 
     removed: list[str] = Field(default_factory=list)
     left: list[str] = Field(default_factory=list)
+
+
+#: By what leases can be narrowed: fields of their owner.
+_NARROWS = ("dag_id", "run_id", "task_id")
+
+
+def check_narrowing(labels: Mapping[str, str]) -> None:
+    """Refuse labels by which :meth:`Backend.list_leases` does not narrow.
+
+    :raises InvalidSpec: naming them, and those that there are.
+    """
+    if unknown := set(labels) - set(_NARROWS):
+        raise InvalidSpec(f"leases can't be narrowed by {', '.join(sorted(unknown))}: use {', '.join(_NARROWS)}")
+
+
+def belongs(lease: SliceLease, labels: Mapping[str, str]) -> bool:
+    """Whether a lease is one of those that :func:`check_narrowing`'s labels leave."""
+    return all(getattr(lease.owner, key) == value for key, value in labels.items())
 
 
 @runtime_checkable

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from raytpu_ops.backends.base import Patience, Plan, Released, Say, silent
+from raytpu_ops.backends.base import Patience, Plan, Released, Say, check_narrowing, silent
 from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.access import KubeAccess, KubeconfigAccess
 from raytpu_ops.backends.gke.api import KubeApi
@@ -36,7 +36,7 @@ from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
@@ -281,9 +281,8 @@ class GkeBackend:
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """
+        check_narrowing(labels)
         keys = {"dag_id": "dag", "run_id": "run", "task_id": "task"}
-        if unknown := set(labels) - set(keys):
-            raise InvalidSpec(f"leases can't be narrowed by {', '.join(sorted(unknown))}: use dag_id, run_id, task_id")
         narrowed = {f"{naming.LABEL_PREFIX}{keys[key]}": naming.label_value(value) for key, value in labels.items()}
         selector = ",".join([OWNER, *(f"{key}={value}" for key, value in narrowed.items())])
 

@@ -12,22 +12,18 @@ from typing import Annotated, Literal, Self
 from pydantic import AfterValidator, Field, model_validator
 
 from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.ray_options import RayVersion, start_parameters
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Line, PlainDict, Word
 from raytpu_ops.tpu.naming import LABEL_PREFIX
 from raytpu_ops.tpu.problems import Checked, read
 from raytpu_ops.tpu.words import shown
 
-#: The oldest Ray that a manifest may name: slices are first-class since.
-OLDEST_RAY = (2, 55)
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?\Z")
-_RAY = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9]+\Z")
-
 #: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
-_FLAG = re.compile(r"[a-z][a-z0-9-]*\Z")
 #: What KubeRay, or this backend, says to ``ray start``: services and addresses go by it.
 _OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port"})
 
@@ -44,15 +40,6 @@ def _quantity(value: str) -> str:
     return value
 
 
-def _ray_version(value: str) -> str:
-    match = _RAY.match(value)
-    if not match:
-        raise ValueError("must be a version such as '2.60.0'")
-    if (int(match[1]), int(match[2])) < OLDEST_RAY:
-        raise ValueError(f"must be {'.'.join(map(str, OLDEST_RAY))} or newer: slices are first-class since")
-    return value
-
-
 def _labels(value: dict[str, str]) -> dict[str, str]:
     for key, text in value.items():
         if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
@@ -65,19 +52,9 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-def _flags(value: dict[str, str]) -> dict[str, str]:
-    for key in value:
-        if not _FLAG.match(key):
-            raise ValueError("must be options of `ray start` without the dashes before them, such as 'num-cpus'")
-        if key in _OURS:
-            raise ValueError(f"{key} is what the backend itself says to `ray start`")
-    return value
-
-
-Flags = Annotated[dict[Word, Word], AfterValidator(_flags)]
+Flags = Annotated[dict[Word, Word], AfterValidator(start_parameters(_OURS))]
 DnsLabel = Annotated[Word, AfterValidator(_dns_label)]
 Quantity = Annotated[Word, AfterValidator(_quantity)]
-RayVersion = Annotated[Word, AfterValidator(_ray_version)]
 
 
 class Resources(Checked):

@@ -22,12 +22,13 @@ from typing import TYPE_CHECKING
 
 import psutil
 
-from raytpu_ops.backends.base import Plan, Released, Say, silent
+from raytpu_ops.backends.base import Plan, Released, Say, belongs, check_narrowing, silent
 from raytpu_ops.backends.local import health
 from raytpu_ops.backends.local.cluster import Cluster
 from raytpu_ops.backends.local.commands import RAY_START, Commands
 from raytpu_ops.backends.local.layout import HEAD, Root, check_words
 from raytpu_ops.backends.local.record import LeaseRecord, read_token
+from raytpu_ops.backends.ray_options import OLDEST_RAY
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
@@ -40,8 +41,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: First-class slices (slice_placement_group) came with it.
-_OLDEST_RAY = (2, 55)
 #: Measured with 2.60: an idle host takes about half a gigabyte, the head somewhat more.
 _HOST_BYTES, _HEAD_BYTES = 550 * 2**20, 1000 * 2**20
 
@@ -166,11 +165,9 @@ class LocalBackend:
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """
-        unknown = set(labels) - {"dag_id", "run_id", "task_id"}
-        if unknown:
-            raise InvalidSpec(f"leases can't be narrowed by {', '.join(sorted(unknown))}: use dag_id, run_id, task_id")
+        check_narrowing(labels)
         leases = await asyncio.to_thread(self._cluster.leases)
-        return [lease for lease in leases if all(getattr(lease.owner, key) == value for key, value in labels.items())]
+        return [lease for lease in leases if belongs(lease, labels)]
 
     def ray(self, lease: SliceLease) -> RayClient:
         """A client for the lease's Ray.
@@ -235,6 +232,6 @@ def _check_ray() -> None:
         raise Misconfigured(f"backend 'local' needs Ray, and Ray is not installed; {how}")
     version = importlib.metadata.version("ray")
     major, minor = (int(part) for part in version.split(".")[:2])
-    if (major, minor) < _OLDEST_RAY:
-        oldest = ".".join(map(str, _OLDEST_RAY))
+    if (major, minor) < OLDEST_RAY:
+        oldest = ".".join(map(str, OLDEST_RAY))
         raise Misconfigured(f"backend 'local' needs Ray {oldest} or newer, Ray {version} is installed; {how}")

@@ -18,7 +18,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import urlsplit
 
-from raytpu_ops.backends.base import Patience, Plan, Released, Say, silent
+from raytpu_ops.backends.base import Patience, Plan, Released, Say, belongs, check_narrowing, silent
 from raytpu_ops.backends.google import roles
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
 from raytpu_ops.backends.google.preflight import preflight
@@ -198,11 +198,9 @@ class TpuVmBackend:
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """
-        keys = ("dag_id", "run_id", "task_id")
-        if unknown := set(labels) - set(keys):
-            raise InvalidSpec(f"leases can't be narrowed by {', '.join(sorted(unknown))}: use {', '.join(keys)}")
+        check_narrowing(labels)
         found = await self._waiting(f"leases in {', '.join(self.settings.zones)}", self._found)
-        return [one for one in found if all(getattr(one.owner, key) == value for key, value in labels.items())]
+        return [one for one in found if belongs(one, labels)]
 
     async def observe(self, lease: SliceLease) -> Readiness:
         """What Google and Ray say of the lease."""

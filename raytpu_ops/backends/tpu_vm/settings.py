@@ -12,6 +12,7 @@ from typing import Annotated, Any, Self
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raytpu_ops.backends.google.price import PricePerChipHour
+from raytpu_ops.backends.ray_options import RayVersion, start_parameters
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Flag, Line, Url, Word
 from raytpu_ops.tpu.problems import Checked, read
@@ -27,12 +28,8 @@ PACKAGES = (
     "etils[epath-gcs]",
     "scikit-learn",
 )
-#: The oldest Ray whose slices are first-class.
-OLDEST_RAY = (2, 55)
 _ZONE = re.compile(r"[a-z]+(-[a-z0-9]+)+-[a-z]\Z")
-_RAY = re.compile(r"([0-9]+)\.([0-9]+)\.[0-9]+\Z")
 _HOST_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}\Z")
-_FLAG = re.compile(r"[a-z][a-z0-9-]*\Z")
 #: Google's rule for labels: https://cloud.google.com/compute/docs/labeling-resources#requirements
 _LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
 _LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
@@ -57,15 +54,6 @@ def _words(value: object) -> object:
 def _zone(value: str) -> str:
     if not _ZONE.match(value):
         raise ValueError("must be a zone of Google Cloud such as 'us-central2-b'")
-    return value
-
-
-def _ray_version(value: str) -> str:
-    match = _RAY.match(value)
-    if not match:
-        raise ValueError("must be a version such as '2.60.0'")
-    if (int(match[1]), int(match[2])) < OLDEST_RAY:
-        raise ValueError(f"must be {'.'.join(map(str, OLDEST_RAY))} or newer: slices are first-class since")
     return value
 
 
@@ -109,15 +97,6 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
             )
         if key.startswith("raytpu-"):
             raise ValueError("must not begin with 'raytpu-': leases are found by those labels")
-    return value
-
-
-def _flags(value: dict[str, str]) -> dict[str, str]:
-    for key in value:
-        if not _FLAG.match(key):
-            raise ValueError("must be options of `ray start` without the dashes before them, such as 'num-cpus'")
-        if key in _OURS:
-            raise ValueError(f"{key} is what the backend itself says to `ray start`")
     return value
 
 
@@ -177,10 +156,10 @@ class Settings(Checked):
     labels: Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)] = Field(
         default_factory=dict
     )
-    ray_version: Annotated[Word, AfterValidator(_ray_version)] = "2.60.0"
+    ray_version: RayVersion = "2.60.0"
     python: Annotated[Line, AfterValidator(_absolute)] | None = None
     pip: Words = Field(default_factory=lambda: list(PACKAGES))
-    ray_start_params: Annotated[dict[Word, Line], AfterValidator(_flags)] = Field(default_factory=dict)
+    ray_start_params: Annotated[dict[Word, Line], AfterValidator(start_parameters(_OURS))] = Field(default_factory=dict)
     env: Annotated[dict[Variable, Line], AfterValidator(_environment)] = Field(default_factory=dict)
     ray_head: Annotated[Word, AfterValidator(_host_port)] | None = None
     dashboard_url: Url | None = None
