@@ -132,6 +132,14 @@ class KubeApi:
         :param suspend: whether its pods are unwanted.
         :return: False where it is gone.
         """
+        return await self._changed(seen, {"annotations": dict(annotations)}, spec={"suspend": suspend})
+
+    async def let_go(self, seen: Mapping[str, Any], finalizer: str) -> None:
+        """Take a finalizer off a RayCluster as it was seen; nothing happens where it is gone."""
+        rest = [one for one in seen["metadata"]["finalizers"] if one != finalizer]
+        await self._changed(seen, {"finalizers": rest})
+
+    async def _changed(self, seen: Mapping[str, Any], metadata: Object, **fields: Object) -> bool:
         name, version = seen["metadata"]["name"], seen["metadata"]["resourceVersion"]
         changed = await self._object_or_none(
             name,
@@ -139,10 +147,7 @@ class KubeApi:
             lambda client: _custom(client).patch_namespaced_custom_object(
                 *self._ray_clusters,
                 name,
-                {
-                    "metadata": {"resourceVersion": version, "annotations": dict(annotations)},
-                    "spec": {"suspend": suspend},
-                },
+                {"metadata": {"resourceVersion": version, **metadata}, **fields},
                 field_manager=FIELD_MANAGER,
                 _content_type="application/merge-patch+json",
                 **self._raw,

@@ -19,7 +19,7 @@ from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pool_settings import region_of
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.reconciling import remove_policy
-from raytpu_ops.backends.gke.record import owned_by
+from raytpu_ops.backends.gke.record import HOLD, owned_by
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError
 from raytpu_ops.tpu.lease import Owner
 
@@ -61,19 +61,27 @@ class GivingBack:
         await self.tried(self._cluster(api))
         await self.tried(self._pods(api))
 
-    async def google(self, google: PoolsApi, names: Sequence[str], policy: str | None, zones: Sequence[str]) -> None:
+    async def let_go(self, api: KubeApi) -> None:
+        """Google has nothing of the lease any more, so its RayCluster need not be found again."""
+        there = await api.ray_cluster(self.lease)
+        view = ClusterView.of(there) if there is not None and owned_by(there, self.owner) else None
+        if there is not None and view is not None and view.deleting and HOLD in view.finalizers:
+            await api.let_go(there, HOLD)
+
+    async def google(self, google: PoolsApi, names: Sequence[str], policy: str | None, zones: Sequence[str]) -> bool:
         """The node pools, then the workload policy that they named.
 
         :param names: of pools that were made, as far as the lease knows.
         :param policy: of the workload policy that was made for them, None where none was.
         :param zones: in whose regions that may be.
+        :return: whether Google has nothing of the lease any more.
         """
         before = len(self.left)
         await self.tried(self._node_pools(google, names))
-        if len(self.left) > before or policy is None:
-            return
-        for zone in {region_of(zone): zone for zone in zones}.values():
-            await self.tried(self._policy(google, policy, zone))
+        if len(self.left) == before and policy is not None:
+            for zone in {region_of(zone): zone for zone in zones}.values():
+                await self.tried(self._policy(google, policy, zone))
+        return len(self.left) == before
 
     async def tried(self, step: Awaitable[None]) -> None:
         """Whatever becomes of it, the other steps follow."""

@@ -20,12 +20,12 @@ from typing import Any, TypeVar
 from raytpu_ops.backends.base import Plan, Say
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.claim import Claim
-from raytpu_ops.backends.gke.node_pools import Wanted, creations
+from raytpu_ops.backends.gke.node_pools import Wanted, creations, own_policy
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.reconciling import Reconciler
-from raytpu_ops.backends.gke.record import RECORD, Pools, Record
+from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record
 from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.deadlines import Phase
@@ -77,6 +77,7 @@ class Granting:
     :param zones: where each kind of capacity is tried.
     :param options: the user's, of the pools.
     :param begin: makes the record of a lease that begins now.
+    :param finish: goes on with a release that was killed.
     :param tools: what it is done with.
     :ivar begun: the owner's RayCluster is this acquisition's, so what is there may be rolled back.
     """
@@ -88,9 +89,10 @@ class Granting:
         zones: Sequence[str],
         options: NodePools,
         begin: Callable[[], Awaitable[Record]],
+        finish: Callable[[], Awaitable[object]],
         tools: Tools,
     ) -> None:
-        self.begun = False
+        self.begun, self._finish = False, finish
         self._claim, self._plan, self._options, self._begin, self._tools = claim, plan, options, begin, tools
         self._steps = steps(plan, zones)
         self._reconcilers: dict[int, Reconciler] = {}
@@ -125,9 +127,15 @@ class Granting:
         async with self._tools.kube() as kube:
             there = await kube.ray_cluster(self._claim.name)
             if there is not None:
-                return self._claim.adopt(there)
+                found = self._claim.adopt(there)
+                if isinstance(found, Pending) and HOLD in ClusterView.of(there).finalizers:
+                    await self._finish()
+                return found
             record = await self._first()
-            await kube.apply_ray_cluster(self._claim.written(record))
+            manifest = self._claim.written(record)
+            if own_policy(self._claim.name, self._plan.spec.shape, self._options):
+                manifest["metadata"]["finalizers"] = [HOLD]
+            await kube.apply_ray_cluster(manifest)
             return Done(record)
 
     async def _first(self) -> Record:

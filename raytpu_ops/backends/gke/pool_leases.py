@@ -170,7 +170,15 @@ class PoolLeases:
         """See :class:`~raytpu_ops.backends.gke.granting.Granting`; rolls back where it fails."""
         async with self.open() as google:
             tools = Tools(self._kube, google, self._clock, self._sleep, say)
-            granting = Granting(claim, plan, self.zones(google.cluster), self.options, begin, tools)
+            granting = Granting(
+                claim,
+                plan,
+                self.zones(google.cluster),
+                self.options,
+                begin,
+                lambda: self._given_back(claim, plan, google),
+                tools,
+            )
             try:
                 return await granting.run(by)
             except RayTpuError as error:
@@ -185,19 +193,11 @@ class PoolLeases:
     async def _rolled_back(self, claim: Claim, plan: Plan, google: PoolsApi, say: Say) -> str:
         """Give everything back and see it gone; a teardown never follows a failed setup.
 
-        The RayCluster goes last: until then the next try, or the reaper, finds the rest by it.
-
         :return: what is left and who takes it, in words (F32).
         """
-        names = [naming.node_pool_name(claim.owner, index) for index in range(plan.spec.num_slices)]
-        policy = own_policy(claim.name, plan.spec.shape, self.options)
-        zones = self.zones(google.cluster)
 
         async def look() -> Pending | Done[list[str]]:
-            giving = GivingBack(claim.owner, claim.name, claim.namespace, self._clock)
-            await giving.google(google, names, policy, zones)
-            if not giving.left:
-                await giving.tried(self.kubernetes(giving))
+            giving = await self._given_back(claim, plan, google)
             if giving.is_stuck or not giving.left:
                 return Done(giving.left)
             return Pending("; ".join(giving.left))
@@ -212,6 +212,21 @@ class PoolLeases:
         label = f"; the release task or the reaper finds it by its label raytpu-owner={claim.owner.digest}"
         return f"left: {'; '.join(left)}{label}" if left else ""
 
+    async def _given_back(self, claim: Claim, plan: Plan, google: PoolsApi) -> GivingBack:
+        """One round of it. The RayCluster goes last: until then the next try, or the reaper, finds the rest by it."""
+        giving = GivingBack(claim.owner, claim.name, claim.namespace, self._clock)
+        names = [naming.node_pool_name(claim.owner, index) for index in range(plan.spec.num_slices)]
+        policy = own_policy(claim.name, plan.spec.shape, self.options)
+        if await giving.google(google, names, policy, self.zones(google.cluster)):
+            await giving.tried(self.kubernetes(giving))
+            if policy:
+                await giving.tried(self._let_go(giving))
+        return giving
+
+    async def _let_go(self, giving: GivingBack) -> None:
+        async with self._kube() as kube:
+            await giving.let_go(kube)
+
     async def kubernetes(self, giving: GivingBack) -> None:
         """The part of a round that Kubernetes has to do with."""
         async with self._kube() as kube:
@@ -222,7 +237,9 @@ class PoolLeases:
         policy = own_policy(lease.id, lease.spec.shape, self.options)
         async with self.open() as google:
             zones = {*self.options.zones, *([lease.place["zone"]] if "zone" in lease.place else [])}
-            await giving.google(google, lease.created.get("node pool", []), policy, sorted(zones))
+            clean = await giving.google(google, lease.created.get("node pool", []), policy, sorted(zones))
+        if clean and policy:
+            await giving.tried(self._let_go(giving))
 
     async def records(self, labels: Mapping[str, str]) -> list[Record]:
         """The records that node pools carry, one for each owner.
@@ -253,14 +270,14 @@ class PoolLeases:
             self._seen[lease.id] = (self._clock(), words)
         return words, ""
 
-    async def mend(self, lease: SliceLease) -> Record | None:
+    async def mend(self, lease: SliceLease, say: Say = silent) -> Record | None:
         """Delete each pool that is lost, and make another one in its place (F12).
 
         :return: the record as it is then; None where no pool is lost.
         """
         self._seen.pop(lease.id, None)
         async with self.open() as google:
-            tools = Tools(self._kube, google, self._clock, self._sleep, silent)
+            tools = Tools(self._kube, google, self._clock, self._sleep, say)
             begun = self._clock()
             by = Deadlines().at(Phase.STARTING, begun)
             renamed = await tools.until(f"lease {lease.id}", lambda: self._renamed(google, lease), by, Phase.STARTING)

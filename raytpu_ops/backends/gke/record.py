@@ -30,6 +30,9 @@ RECORD = f"{naming.LABEL_PREFIX}lease"
 OWNER = f"{naming.LABEL_PREFIX}owner"
 #: The label, and the taint, of the nodes that were made for a lease: its id.
 LEASE = f"{naming.LABEL_PREFIX}lease"
+#: The finalizer of a RayCluster for whose node pools a workload policy is made. Pools carry the record and a policy
+#: can't, so the RayCluster has to outlive it: else nobody would find a policy again whose release was killed.
+HOLD = "raytpu-ops/workload-policy"
 
 
 class Pools(Checked):

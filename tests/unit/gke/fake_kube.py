@@ -202,10 +202,15 @@ class FakeKube(kmock.KubernetesEmulator):
             if cluster["metadata"].get("deletionTimestamp") and not self._pods_of(name):
                 rest = [one for one in cluster["metadata"]["finalizers"] if one != _FOREGROUND]
                 self.change(RAY_CLUSTERS, name, finalizers=rest)
-                if not rest:
-                    self.forget(RAY_CLUSTERS, name)
-                    if name in self.all(SECRETS):
-                        self.forget(SECRETS, name)
+                self._collect(name)
+
+    def _collect(self, name: str) -> None:
+        """A RayCluster that nothing holds in deletion is gone, and what belongs to it."""
+        metadata = self.all(RAY_CLUSTERS)[name]["metadata"]
+        if metadata.get("deletionTimestamp") and not metadata["finalizers"]:
+            self.forget(RAY_CLUSTERS, name)
+            if name in self.all(SECRETS):
+                self.forget(SECRETS, name)
 
     def _pods_of(self, cluster: str) -> list[Json]:
         return [pod for pod in self.all(PODS).values() if pod["metadata"]["labels"].get("ray.io/cluster") == cluster]
@@ -303,10 +308,13 @@ class FakeKube(kmock.KubernetesEmulator):
         if change["metadata"]["resourceVersion"] != metadata["resourceVersion"]:
             message = f'Operation cannot be fulfilled on {_named(kind)} "{name}": {_CHANGED}'
             return _status(409, message, "Conflict", name=name, kind=kind.plural)
-        metadata.setdefault("annotations", {}).update(change["metadata"]["annotations"])
-        made["spec"] |= change["spec"]
-        metadata["generation"] += 1
-        return web.json_response(self.store(kind, made))
+        metadata.setdefault("annotations", {}).update(change["metadata"].get("annotations", {}))
+        made["spec"] |= change.get("spec", {})
+        metadata["generation"] += "spec" in change
+        metadata |= {key: value for key, value in change["metadata"].items() if key == "finalizers"}
+        self.store(kind, made)
+        self._collect(name)
+        return web.json_response(made)
 
     def _delete(self, request: kmock.Request, kind: kmock.resource, name: str) -> web.StreamResponse:
         there = self.all(kind)[name]

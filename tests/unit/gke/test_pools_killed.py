@@ -59,6 +59,19 @@ async def acquired(world: World) -> SliceLease:
     return lease
 
 
+async def reaped(world: World) -> None:
+    """What the reaper does: it knows of no lease but those that it finds."""
+    for _ in range(200):
+        backend = world.backend()
+        found = await backend.list_leases()
+        if not found:
+            return
+        for lease in found:
+            await backend.release(lease)
+        await world.sleep(10)
+    raise AssertionError(f"still there: {world.left}")
+
+
 async def points(killer: Killer, act: Callable[[], Awaitable[object]]) -> range:
     """Behind each call of something that is done once, undisturbed; what is there is the same before the next one."""
     killer.rests()
@@ -92,7 +105,27 @@ async def test_an_acquire_that_is_cut_at_any_point_is_finished_by_the_next(quick
         assert await quick.backend().find(ME) == lease
 
 
-async def test_a_release_that_is_cut_at_any_point_is_finished_by_the_next(quick: World, killer: Killer):
+async def test_an_acquire_that_is_cut_at_any_point_leaves_nothing_that_the_reaper_does_not_find(
+    quick: World, killer: Killer
+):
+    """F09."""
+    anew(quick)
+    plan = await quick.plan(quick.backend(), [Spot(), OnDemand()], SPEC)
+    for number in await points(killer, lambda: quick.backend().acquire(plan, ME)):
+        anew(quick)
+        killer.at(number, answered=True)
+        with pytest.raises(asyncio.CancelledError):
+            await quick.backend().acquire(plan, ME)
+        killer.rests()
+
+        await reaped(quick)
+
+        assert quick.left == {}, number
+
+
+@pytest.mark.parametrize("by", ["the task again", "the reaper", "the next lease"])
+async def test_a_release_that_is_cut_at_any_point_is_finished(quick: World, killer: Killer, by: str):
+    """F09: also where nobody remembers the lease, and nothing but its workload policy is left at Google."""
     anew(quick)
     lease = await acquired(quick)
     every = await points(killer, lambda: quick.released(lease))
@@ -107,7 +140,15 @@ async def test_a_release_that_is_cut_at_any_point_is_finished_by_the_next(quick:
             await quick.released(lease)
         killer.rests()
 
-        await quick.released(lease)
+        match by:
+            case "the task again":
+                await quick.released(lease)
+            case "the reaper":
+                await reaped(quick)
+            case _:
+                again = await acquired(quick)
+                assert {name: pool.status.name for name, pool in quick.pools.items()} == dict.fromkeys(POOLS, "RUNNING")
+                await quick.released(again)
 
         assert quick.left == {}, number
 
