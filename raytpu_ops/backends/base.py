@@ -134,8 +134,12 @@ class Backend(Protocol):
     async def observe(self, lease: SliceLease) -> Readiness:
         """How whole the lease is now. Cheap; never raises for a far side that does not answer yet."""
 
-    async def repair(self, lease: SliceLease) -> SliceLease:
-        """Replace each broken slice whole; a lease with none comes back as it is."""
+    async def repair(self, lease: SliceLease, *, say: Say = silent) -> SliceLease:
+        """Replace each broken slice whole; a lease with none comes back as it is.
+
+        :param say: takes a line for the log whenever something changes.
+        :raises CapacityUnavailable: there are no chips in the place of those that are gone.
+        """
 
     async def release(self, lease: SliceLease) -> Released:
         """Give everything back. Every step is tried, whatever the others did; nothing left is a success."""

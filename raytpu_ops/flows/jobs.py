@@ -136,7 +136,8 @@ async def run_job(
     :param say: takes lines about the job.
     :param on_position: told after each line what to pass as ``skip_lines`` to go on behind it.
     :param skip_lines: how far an earlier run of this flow has come.
-    :return: the job's result with ``submission_id`` and ``lease_id`` added, as plain JSON.
+    :return: the job's result with ``submission_id``, ``lease_id`` and ``dashboard`` (the lease's, as it is now)
+        added, as plain JSON.
     :raises RayTpuError: the verdict's own class: user code, preemption, a deadline, a stop.
     """
     name, schedule = request.attempt.submission_id, request.schedule
@@ -147,8 +148,10 @@ async def run_job(
 
     async with backend.ray(lease) as client:
         job = await reach(backend, lease, lambda: _submitted(client, request.attempt), schedule=schedule, say=say)
+    if job is None:
+        lease, _ = await wait_whole(backend, lease, schedule=schedule, say=say)
+    async with backend.ray(lease) as client:  # whose slices may be others by now, elsewhere
         if job is None:
-            lease, _ = await wait_whole(backend, lease, schedule=schedule, say=say)
             job = await reach(backend, lease, submit, schedule=schedule, say=say)
             say(f"Submitted {name} on lease {lease.id}: {lease.spec}")
         else:
@@ -168,7 +171,7 @@ async def run_job(
         )
     if (error := outcome.verdict.error()) is not None:
         raise error
-    return {**(outcome.result or {}), "submission_id": name, "lease_id": lease.id}
+    return {**(outcome.result or {}), "submission_id": name, "lease_id": lease.id, "dashboard": lease.ray.address}
 
 
 async def _submitted(client: RayClient, attempt: Attempt) -> JobInfo | None:
@@ -202,7 +205,6 @@ async def stop_epoch(
                 end = await client.stop_until_terminal(name, datetime.now(UTC) + within)
                 stopped.append(f"{name}: {end.status_word if end else 'gone'}")
     except RemoteUnavailable:
-        report = await backend.observe(lease)
-        if report.fatal is None:
+        if not (await backend.observe(lease)).lost:
             raise
     return stopped

@@ -43,7 +43,7 @@ async def wait_whole(
                 "Try another zone or kind of capacity."
             )
         say(f"Replacing {', '.join(report.broken)}: {report.describe()}")
-        lease = await backend.repair(lease)
+        lease = await backend.repair(lease, say=say)
         repairs += 1
     return lease, report
 
@@ -84,7 +84,7 @@ async def reach(
     :param act: one or more idempotent calls.
     :param schedule: its deadlines: silence beyond that of the phase is an error.
     :param phase: what the caller is at; while the lease waits in a queue or for hosts, those phases count.
-    :raises Preempted: when the lease's head is gone for good.
+    :raises Preempted: when the lease's head is gone with all that ran on it.
     """
 
     async def look() -> Answer:
@@ -92,7 +92,7 @@ async def reach(
             return await act()
         except RemoteUnavailable:
             report = await backend.observe(lease)
-            if report.fatal:
+            if report.lost:
                 raise _lost(lease, report) from None
             here = phase if report.phase is Phase.LABELLED else report.phase
             decider.enter(here, schedule.until(here, report.since if here is report.phase else None))
@@ -105,6 +105,8 @@ async def reach(
 
 
 def _lost(lease: SliceLease, report: Readiness) -> Preempted:
+    if report.fatal is None:
+        return Preempted(f"lease {lease.id}: {report.describe()}. A retry of this task replaces its slices.")
     return Preempted(f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one.")
 
 

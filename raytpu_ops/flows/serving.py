@@ -55,8 +55,8 @@ async def run_serve(backend: Backend, lease: SliceLease, request: ServeRequest, 
     :raises UserCodeFailed: the application could not be built or its replicas do not come up.
     :raises DeadlineExceeded: it did not run in time.
     """
+    lease, _ = await wait_whole(backend, lease, schedule=request.schedule, say=say)
     async with backend.ray(lease) as client:
-        lease, _ = await wait_whole(backend, lease, schedule=request.schedule, say=say)
         starts = Schedule.start(request.schedule.deadlines)
         await reach(
             backend,

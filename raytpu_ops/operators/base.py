@@ -184,26 +184,31 @@ class RayTpuOperator(BaseOperator):
             self.defer(trigger=trigger(), method_name="resume")
         return self.finish(context, self.run_flow(flow()))
 
-    def defer_until_whole(self, context: Context, backend: Backend, lease: SliceLease, deadlines: object) -> None:
-        """Wait in the triggerer where the lease is in a queue again, or its hosts are still to come.
+    def until_whole(self, context: Context, backend: Backend, lease: SliceLease, deadlines: object) -> SliceLease:
+        """Wait, where the lease is in a queue again, its hosts are still to come, or nothing of it is left.
 
         A slice that only broke is replaced on the way, by the flow itself: that takes no hop of its own.
-        """
-        if not self.deferrable:
-            return
-        report = self.run_flow(backend.observe(lease))
-        if report.ready or report.stands or report.broken or report.fatal:
-            return
-        from raytpu_ops.triggers.leases import SlicesReadyTrigger
 
+        :return: the lease as it is then; deferred, it comes to :meth:`resume_whole`.
+        """
+        report = self.run_flow(backend.observe(lease))
+        if report.ready or report.stands or report.fatal or (report.broken and not report.lost):
+            return lease
         self.log.info("Lease %s is not whole: %s", lease.id, report.describe())
-        trigger = SlicesReadyTrigger(
-            lease=lease.to_xcom(),
-            owner=owner_of(context).model_dump(mode="json"),
-            schedule=Schedule.start(deadlines).model_dump(mode="json"),
-            poll_s=2.0,
-        )
-        self.defer(trigger=trigger, method_name="resume_whole")
+        schedule = Schedule.start(deadlines)
+        if self.deferrable:
+            from raytpu_ops.triggers.leases import SlicesReadyTrigger
+
+            trigger = SlicesReadyTrigger(
+                lease=lease.to_xcom(),
+                owner=owner_of(context).model_dump(mode="json"),
+                schedule=schedule.model_dump(mode="json"),
+                poll_s=2.0,
+            )
+            self.defer(trigger=trigger, method_name="resume_whole")
+        from raytpu_ops.flows.leases import wait_whole
+
+        return self.run_flow(wait_whole(backend, lease, schedule=schedule, say=self.log.info))[0]
 
     def resume_whole(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:
         """The lease is whole now; what is there already is not waited for a second time.
@@ -212,10 +217,13 @@ class RayTpuOperator(BaseOperator):
         """
         if "failure_class" in event:
             raise from_event(event)
-        return self.proceed(context)
+        return self.proceed(context, SliceLease.from_xcom(event["result"]["lease"]))
 
-    def proceed(self, context: Context) -> dict[str, Any]:
-        """What is left to do once the lease is whole."""
+    def proceed(self, context: Context, lease: SliceLease) -> dict[str, Any]:
+        """What is left to do once the lease is whole.
+
+        :param lease: as it is now: its slices may have been replaced since the task that provisioned it.
+        """
         raise NotImplementedError
 
     def resume(self, context: Context, event: dict[str, Any]) -> dict[str, Any]:

@@ -127,8 +127,7 @@ class RaySliceJobOperator(RayTpuOperator):
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
         self.check(context, lease)
-        self.defer_until_whole(context, backend, lease, self.deadlines)
-        return self.proceed(context)
+        return self.proceed(context, self.until_whole(context, backend, lease, self.deadlines))
 
     def check(self, context: Context, lease: SliceLease) -> str:
         """Check everything that can be checked before anything runs.
@@ -144,11 +143,10 @@ class RaySliceJobOperator(RayTpuOperator):
         model, fields = self.asked(submission_prefix(owner_of(context), epoch_of(context)).rstrip("-"))
         return dump_work(read(model, {**fields, **common}, type(self).__name__, _CALLED))
 
-    def proceed(self, context: Context) -> dict[str, Any]:
+    def proceed(self, context: Context, lease: SliceLease) -> dict[str, Any]:
         """Hand the user's code to the cluster and run the job."""
         from raytpu_ops.flows.jobs import run_job
 
-        lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
         request = self._request(context, backend, lease)
         self._running = (backend, lease, request)
@@ -197,9 +195,7 @@ class RaySliceJobOperator(RayTpuOperator):
 
     def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:
         """Point the link at the job's own page."""
-        lease = SliceLease.from_xcom(self.lease)
-        url = f"{lease.ray.address}/#/jobs/{result['submission_id']}"
-        context["ti"].xcom_push(key=DASHBOARD_KEY, value=url)
+        context["ti"].xcom_push(key=DASHBOARD_KEY, value=f"{result.pop('dashboard')}/#/jobs/{result['submission_id']}")
         return result
 
     async def stop_remote(self) -> None:

@@ -113,14 +113,12 @@ class RayServeOperator(RayTpuOperator):
         lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
         self._checked(context, Schedule.start(self.deadlines))
-        self.defer_until_whole(context, backend, lease, self.deadlines)
-        return self.proceed(context)
+        return self.proceed(context, self.until_whole(context, backend, lease, self.deadlines))
 
-    def proceed(self, context: Context) -> dict[str, Any]:
+    def proceed(self, context: Context, lease: SliceLease) -> dict[str, Any]:
         """Hand the user's code to the cluster, deploy and wait."""
         from raytpu_ops.flows.serving import run_serve
 
-        lease = SliceLease.from_xcom(self.lease)
         backend = RayTpuHook.for_lease(lease).backend
         request = self._request(context, backend, lease)
         self._deploying = (backend, lease, request.name, request.owner)

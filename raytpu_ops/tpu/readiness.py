@@ -88,6 +88,12 @@ class Readiness(BaseModel):
         return self.fatal is None and not self.broken and self.phase is Phase.LABELLED
 
     @property
+    def lost(self) -> bool:
+        """Nothing is left of what ran on the slices, and Ray can't be asked about it."""
+        headless = bool(self.slices) and not self.head_alive
+        return self.fatal is not None or (headless and all(s.broken for s in self.slices))
+
+    @property
     def broken(self) -> list[str]:
         """Names of slices that cannot become whole by waiting."""
         return [s.name for s in self.slices if s.broken]

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from raytpu_ops.backends.local import faults
+from raytpu_ops.backends.local.layout import HEAD
 from raytpu_ops.demo.airflow import AirflowInstance
 from raytpu_ops.ray.states import JobInfo, JobStatus
 from raytpu_ops.tpu.lease import Owner
@@ -198,3 +199,21 @@ def test_a_host_that_dies_in_training_is_preemption_and_the_retry_resumes(
     assert run.result["resumed_from_step"] == 2
     assert run.result["metrics"]["count"] == 4.0
     assert {worker["slice"] for worker in run.result["workers"]}.isdisjoint(record.created["slice"])
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_when_the_head_dies_in_training_the_retry_has_another_one_and_resumes(
+    airflow_instance: AirflowInstance, local_slice: Leased, gate: Path, short_dir: Path, mode: str
+) -> None:
+    """Nothing of the lease is left then, so the retry has it replaced before it asks Ray for anything."""
+    run = Run(airflow_instance, local_slice, f"case_train_{mode}", gate=str(gate), storage=str(short_dir / "store"))
+    run.until_at_gate()
+    record = local_slice.backend._cluster.read(local_slice.lease.id)
+    assert record is not None
+
+    assert local_slice.backend._cluster.kill(record, [HEAD]) == []
+    run.ends("success")
+
+    assert "Preempted" in run.whole_log(1)
+    assert run.result["resumed_from_step"] == 2
+    assert run.result["metrics"]["count"] == 4.0

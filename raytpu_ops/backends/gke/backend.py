@@ -238,7 +238,7 @@ class GkeBackend:
         self._silent.pop(lease.id, None)
         return judged(lease.spec, lease.id, seen)
 
-    async def repair(self, lease: SliceLease) -> SliceLease:
+    async def repair(self, lease: SliceLease, *, say: Say = silent) -> SliceLease:
         """Take the pods of each broken slice away; KubeRay makes the slice anew, as a whole.
 
         A node pool that is lost is made anew first, under another name.
@@ -260,7 +260,7 @@ class GkeBackend:
 
         await self._waiting(f"pods of lease {lease.id}", act)
         pools = self._pools_of(lease)
-        record = await pools.mend(lease) if pools is not None else None
+        record = await pools.mend(lease, say) if pools is not None else None
         return lease if record is None else self._lease(record).model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:

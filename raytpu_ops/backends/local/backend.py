@@ -146,7 +146,7 @@ class LocalBackend:
             report = slices_report(record.spec, [item.name for item in record.slices], [])
         return health.with_processes(report, record, parts)
 
-    async def repair(self, lease: SliceLease) -> SliceLease:
+    async def repair(self, lease: SliceLease, *, say: Say = silent) -> SliceLease:
         """Replace each broken slice whole, under a fresh name; where the head is dead, it too and every slice.
 
         :raises Preempted: the lease was released; provision again.

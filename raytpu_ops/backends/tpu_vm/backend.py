@@ -12,11 +12,10 @@ mean (``states.py``, ``health.py``).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import urlsplit
 
 from raytpu_ops.backends.base import Patience, Plan, Released, Say, belongs, check_narrowing, silent
 from raytpu_ops.backends.google import roles
@@ -26,16 +25,16 @@ from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
 from raytpu_ops.backends.tpu_vm.granting import ANSWER_WITHIN, Granting
-from raytpu_ops.backends.tpu_vm.health import Seen, judged
+from raytpu_ops.backends.tpu_vm.health import Seen, judged, taken
+from raytpu_ops.backends.tpu_vm.leases import lease_of, zones_of
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
-from raytpu_ops.backends.tpu_vm.record import TOKEN, Record
+from raytpu_ops.backends.tpu_vm.record import Record
 from raytpu_ops.backends.tpu_vm.settings import Settings
-from raytpu_ops.backends.tpu_vm.startup import DASHBOARD_PORT, SERVE_PORT
 from raytpu_ops.ray.credentials import FetchedToken, check_token
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.errors import InvalidSpec, Preempted, RayTpuError, RemoteUnavailable
-from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Pending, Wait, utc_now, wait_async
@@ -50,7 +49,6 @@ Answer = TypeVar("Answer")
 GOOD_FOR = timedelta(seconds=10)
 #: How long a VM may take to start Ray again before its slice counts as lost.
 BACK_WITHIN = timedelta(minutes=10)
-_CREATED = "queued resource"
 
 
 class TpuVmBackend:
@@ -210,26 +208,37 @@ class TpuVmBackend:
             # Whether it queues or comes up is not known now, so only the silence itself may be too long.
             return Readiness(problems=[str(error)], since=self._silent.setdefault(lease.id, self._clock()))
         self._silent.pop(lease.id, None)
-        if not seen.up:
-            return judged(lease.spec, lease.id, seen)
+        report = judged(lease, seen)
+        if not seen.up or report.broken:
+            return report
         seen = await self._asked(lease, seen)
-        if not judged(lease.spec, lease.id, seen).ready:
+        if not judged(lease, seen).ready:
             seen = replace(seen, said=await self._said(seen))
-        return judged(lease.spec, lease.id, seen)
+        return judged(lease, seen)
 
     async def _seen(self, lease: SliceLease) -> Seen:
         """What Google says; remembered for :data:`GOOD_FOR`."""
         at, seen = self._looked.get(lease.id, (None, None))
         if at is not None and seen is not None and self._clock() < at + GOOD_FOR:
             return seen
-        zone, _, name = lease.created[_CREATED][0].partition("/")
         async with self._api() as api:
-            view = await api.queued_resource(zone, name)
-            if view is None or view.owner != lease.owner.digest:
+            view = await self._view(api, lease)
+            if view is None:
                 return Seen(None)
             seen = Seen(view, {node.id: node for node in await api.nodes_of(view)})
         self._looked[lease.id] = (self._clock(), seen)
         return seen
+
+    async def _view(self, api: TpuApi, lease: SliceLease) -> QueuedView | None:
+        """Its queued resource; one that was granted anew may be in another zone."""
+        for zone in self._zones(lease):
+            view = await api.queued_resource(zone, lease.id)
+            if view is not None and view.owner == lease.owner.digest:
+                return view
+        return None
+
+    def _zones(self, lease: SliceLease) -> list[str]:
+        return list(dict.fromkeys([*zones_of(lease), *self.settings.zones]))
 
     async def _said(self, seen: Seen) -> dict[str, Sequence[str]]:
         """What the VMs say while Ray is not whole; it helps a person, and where it can't be read the rest stands."""
@@ -253,40 +262,65 @@ class TpuVmBackend:
         try:
             async with self.ray(lease) as ray:
                 seen = replace(seen, ray=await ray.nodes())
-                if not judged(lease.spec, lease.id, seen).ready:
+                if not judged(lease, seen).ready:
                     return seen  # who holds which chips matters later, and a head that starts has enough to do
                 return replace(seen, holders=await ray.holders(), usage=await ray.usage())
         except RemoteUnavailable as error:
             return replace(seen, silence=str(error)) if seen.ray is None else seen
 
-    async def repair(self, lease: SliceLease) -> SliceLease:
-        """Wait until the VMs whose Ray died have started it again; what Google took can't be replaced alone.
+    async def repair(self, lease: SliceLease, *, say: Say = silent) -> SliceLease:
+        """Wait until the VMs whose Ray died have started it again; what Google took back is asked for anew (F12).
 
-        :raises Preempted: a slice is gone, or did not come back within :data:`BACK_WITHIN`.
+        A queued resource brings its nodes once, so all slices are asked for again, from the foot of the ladder;
+        where another task of the run has them granted anew already, the lease is that one.
+
+        :raises CapacityUnavailable: Google has no other slices.
+        :raises Preempted: the lease is gone as a whole, or Ray did not come back within :data:`BACK_WITHIN`.
         """
 
-        def judge(report: Readiness) -> Pending | Done[None]:
+        async def look() -> tuple[str, Readiness]:
+            report = await self.observe(lease)
+            _, seen = self._looked.get(lease.id, (None, Seen(None)))
+            return taken(lease, seen), report
+
+        def judge(looked: tuple[str, Readiness]) -> Pending | Done[bool]:
+            why, report = looked
             if report.fatal:
                 raise Preempted(
                     f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one."
                 )
-            if not report.broken:
-                return Done(None)
+            if why or not report.broken:
+                return Done(bool(why))
             if self._clock() >= until:
                 raise Preempted(f"lease {lease.id}: Ray did not come back on its VMs: {report.describe()}")
             return Pending(report.describe())
 
         until = self._clock() + BACK_WITHIN
-        decider = Wait(f"lease {lease.id}", judge, deadline=None, clock=self._clock)
-        await wait_async(lambda: self.observe(lease), decider, sleep=self._sleep)
-        return lease
+        decider = Wait(f"lease {lease.id}", judge, deadline=None, on_progress=say, clock=self._clock)
+        anew = await wait_async(look, decider, sleep=self._sleep)
+        return await self._granted_anew(lease, say) if anew else lease
+
+    async def _granted_anew(self, lease: SliceLease, say: Say) -> SliceLease:
+        async def look() -> QueuedView | None:
+            async with self._api() as api:
+                return await self._view(api, lease)
+
+        view = await self._waiting(f"lease {lease.id}", look)
+        if view is None or view.record is None:
+            raise Preempted(
+                f"lease {lease.id} was released meanwhile. Clear the task that provisioned it to get a new one."
+            )
+        record = view.record
+        plan = Plan(backend=self.name, spec=record.spec, ladder=record.ladder, lease_for=record.lease_for)
+        granted = await self.acquire(plan, lease.owner, say=say)
+        return granted.model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:
         """Delete the queued resource with its nodes, in whatever state they are, and see that they are gone."""
         back = GivingBack()
         name = naming.lease_id(lease.owner)
         async with self._api() as api:
-            for zone in dict.fromkeys([*_zones(lease), *self.settings.zones]):
+            for zone in self._zones(lease):
                 await back.look(api, zone, name, lease.owner)
         self._looked.pop(lease.id, None)
         return Released(removed=back.removed, left=back.left)
@@ -307,38 +341,16 @@ class TpuVmBackend:
         return RayClient(lease.ray.address, credentials=token, sleep=self._sleep)
 
     async def _read_token(self, lease: SliceLease) -> str | None:
-        zone, _, name = lease.created[_CREATED][0].partition("/")
         async with self._api() as api:
-            view = await api.queued_resource(zone, name)
-        return view.token if view is not None and view.owner == lease.owner.digest else None
+            view = await self._view(api, lease)
+        return view.token if view is not None else None
 
     def serve_credentials(self, lease: SliceLease) -> Credentials | None:
         """None: Serve lets everybody in who reaches the head's address."""
         return None
 
     def _lease(self, view: QueuedView | None, record: Record, nodes: Sequence[NodeView]) -> SliceLease:
-        """The lease as its objects tell it; ungranted, it has no address yet and expires with its place in the queue.
-
-        :param view: None where only nodes are left of it.
-        """
-        name = naming.lease_id(record.owner)
-        zone = view.zone if view is not None else nodes[0].zone
-        slices = list(view.node_ids) if view is not None else [node.id for node in nodes]
-        granted = _granted_at(nodes)
-        begun = granted or record.climb.begun
-        return SliceLease(
-            id=name,
-            owner=record.owner,
-            backend=self.name,
-            spec=record.spec,
-            capacity=record.capacity,
-            created={_CREATED: [f"{zone}/{name}"], "slice": slices},
-            place={**self.settings.in_place(), **self.cloud.selectors},
-            ray=_endpoint(name, zone, record, next((node for node in nodes if node.id == slices[0]), None)),
-            attempts=record.climb.tried,
-            granted_at=begun,
-            expires_at=(granted or max(record.until, begun)) + record.lease_for,
-        )
+        return lease_of(view, record, nodes, place={**self.settings.in_place(), **self.cloud.selectors})
 
     def _api(self) -> TpuApi:
         return TpuApi(self.cloud)
@@ -355,35 +367,3 @@ class TpuVmBackend:
             clock=self._clock,
         )
         return await wait_async(look, decider, sleep=self._sleep)
-
-
-def _granted_at(nodes: Iterable[NodeView]) -> datetime | None:
-    """Nodes are made the moment they are granted."""
-    return max((node.created for node in nodes if node.created is not None), default=None)
-
-
-def _zones(lease: SliceLease) -> list[str]:
-    return [where.partition("/")[0] for where in lease.created.get(_CREATED, [])]
-
-
-def _endpoint(name: str, zone: str, record: Record, first: NodeView | None) -> RayEndpoint:
-    """How Ray is reached.
-
-    :param first: the first slice's node, None where it does not exist yet.
-    """
-    address = (first.external if record.external else first.address) if first is not None else None
-    # A URL that leads nowhere (RFC 2606) while there is no address.
-    host = address or f"{name}.invalid"
-    dashboard = record.dashboard or f"http://{host}:{DASHBOARD_PORT}"
-    serve = record.serve or f"http://{_bracketed(urlsplit(dashboard).hostname or host)}:{SERVE_PORT}"
-    own = first.address if first is not None and record.dashboard is None else None
-    return RayEndpoint(
-        address=dashboard,
-        serve_address=serve,
-        serve_listens=f"{own}:{SERVE_PORT}" if own else None,
-        token=f"metadata {TOKEN} of queued resource {zone}/{name}",
-    )
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host

@@ -164,7 +164,7 @@ class Granting:
             self._say(f"Adopted {view}: it is {view.state}")
             return view.record.climb
         self._say(f"{'; '.join(gone)}: Google took the slices back; deleting what is left, to begin again")
-        await self._removed(view.zone)
+        await self._removed(view.zone, only=view)
         return Climb.start(self._clock())
 
     async def _twins_removed(self, found: QueuedView) -> None:
@@ -222,6 +222,7 @@ class Granting:
             spec=self._plan.spec,
             capacity=step.rung.model_dump(mode="json"),
             climb=climb,
+            ladder=self._plan.ladder,
             digest=self._digest,
             lease_for=self._plan.lease_for,
             until=ladder.deadline(step, climb, self._plan),
@@ -242,15 +243,20 @@ class Granting:
 
     # Back down
 
-    async def _removed(self, zone: str) -> None:
+    async def _removed(self, zone: str, *, only: QueuedView | None = None) -> None:
         """Tell what the owner has in a zone to go, and wait until it is gone.
 
+        :param only: the one to delete; where another task of the run has asked anew by now, that one stays.
         :raises DeadlineExceeded: it is still there.
         :raises Misconfigured: it may not be deleted, or not be looked at.
         """
 
         async def look() -> Pending | Done[None]:
             back = GivingBack()
+            if only is not None:
+                there = await self._api.queued_resource(zone, self._name)
+                if there is not None and there.node_ids != only.node_ids:
+                    return Done(None)
             await back.look(self._api, zone, self._name, self._owner, ours=zone in self._made)
             if back.errors:
                 raise next((one for one in back.errors if not isinstance(one, RemoteUnavailable)), back.errors[0])

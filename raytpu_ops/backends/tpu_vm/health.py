@@ -1,7 +1,7 @@
 """How whole a lease is, judged by all that Google and Ray say at one moment.
 
 A slice whose node is gone stays broken: a queued resource brings its nodes once, and Google replaces none of them
-alone. So the lease is lost as a whole, and a retry acquires a new one. A host whose VM is there and whose Ray is
+alone. So all slices are broken with it, and a repair has them granted anew. A host whose VM is there and whose Ray is
 not is late: its startup script starts Ray again.
 Pure. Not here: how any of it is fetched (``backend.py``).
 """
@@ -17,6 +17,7 @@ from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.ray.readiness import slices_report
 from raytpu_ops.ray.states import ChipUsage, Holder, RayNode
 from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness, SliceReport
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -55,24 +56,25 @@ class Seen:
         )
 
 
-def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
+def judged(lease: SliceLease, seen: Seen) -> Readiness:
     """The report.
 
-    :param spec: what was asked for.
-    :param name: of the queued resource, for messages.
+    :param lease: as whoever asks knows it.
     :param seen: what was seen.
     """
     queued = seen.queued
+    spec, slices = lease.spec, lease.created["slice"]
     if queued is None:
-        return Readiness(fatal=f"queued resource {name} does not exist any more")
-    if queued.meaning in (Meaning.LOST, Meaning.REFUSED, Meaning.GOING):
+        return Readiness(fatal=f"queued resource {lease.id} does not exist any more")
+    if queued.meaning in (Meaning.REFUSED, Meaning.GOING):
         return Readiness(fatal=f"{queued} is {queued.state}: {_why(queued)}")
+    if why := taken(lease, seen):
+        # All of them, for they come and go together, and Ray's head with them.
+        broken = [SliceReport(name=one, hosts_wanted=spec.shape.hosts, broken=True) for one in slices]
+        return Readiness(slices=broken, problems=[why])
     if queued.meaning in (Meaning.QUEUED, Meaning.UNKNOWN):
         since = queued.record.climb.begun if queued.record else None
         return _waiting(spec, queued, Phase.QUEUED, since, [f"{queued} is {queued.state}"])
-    gone = lost(queued, seen.nodes.values())
-    if gone:
-        return Readiness(fatal=f"{'; '.join(gone)}: Google does not replace a node of a queued resource")
     made = [node.created for node in seen.nodes.values() if node.created is not None]
     if not seen.up:
         coming = [_of_node(node, seen.nodes) for node in queued.node_ids]
@@ -89,11 +91,22 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
 
 
 def _why(queued: QueuedView) -> str:
-    if queued.meaning is Meaning.LOST:
-        return "Google took the slices back"
     if queued.meaning is Meaning.GOING:
         return "somebody deletes it"
     return str(getattr(queued.failure, "message", "") or "Google gives no reason")
+
+
+def taken(lease: SliceLease, seen: Seen) -> str:
+    """Why the slices that the lease names are Google's again, in words; empty where they are not, or all is gone."""
+    queued = seen.queued
+    if queued is None:
+        return ""
+    if list(queued.node_ids) != lease.created["slice"]:
+        return f"{queued} was granted anew since, as {', '.join(queued.node_ids)}"
+    if queued.meaning is Meaning.LOST:
+        return f"{queued} is {queued.state}: Google took the slices back"
+    gone = lost(queued, seen.nodes.values())
+    return f"{'; '.join(gone)}: Google does not replace a node of a queued resource" if gone else ""
 
 
 def lost(queued: QueuedView, nodes: Iterable[NodeView]) -> list[str]:

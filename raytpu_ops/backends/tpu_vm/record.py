@@ -18,6 +18,7 @@ from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.tpu import naming
+from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.fields import Duration, Instant, PlainDict, Url, Word
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.problems import Checked
@@ -38,6 +39,7 @@ class Record(Checked):
     :param spec: what was asked for.
     :param capacity: the rung that is tried, as its JSON.
     :param climb: where on the ladder that is, and what was tried before.
+    :param ladder: all rungs, for slices in the place of those that Google takes back.
     :param digest: of everything that was asked for.
     :param lease_for: how long the lease lasts from the moment in which it is granted.
     :param until: when waiting for this rung is over, UTC.
@@ -50,6 +52,7 @@ class Record(Checked):
     spec: SliceSpec
     capacity: PlainDict
     climb: Climb
+    ladder: list[AnyCapacity]
     digest: Word
     lease_for: Duration
     until: Instant

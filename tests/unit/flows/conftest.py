@@ -59,7 +59,7 @@ class MemoryBackend:
     async def observe(self, lease: SliceLease) -> Readiness:
         return self.reports.pop(0) if len(self.reports) > 1 else self.reports[0]
 
-    async def repair(self, lease: SliceLease) -> SliceLease:
+    async def repair(self, lease: SliceLease, *, say: Say = silent) -> SliceLease:
         self.repaired += 1
         return lease.model_copy(update={"created": {"slice": [f"s0-r{self.repaired}"]}})
 

@@ -10,6 +10,7 @@ from raytpu_ops.flows.jobs import Attempt, JobRequest, begin, run_job, stop_epoc
 from raytpu_ops.tpu.errors import DeadlineExceeded, JobStopped, Preempted, UserCodeFailed
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.naming import submission_id
+from raytpu_ops.tpu.readiness import Readiness, SliceReport
 from raytpu_ops.tpu.work import WORK_VARIABLE, Event, FunctionWork, dump_event, dump_work
 from tests.unit.flows.conftest import BROKEN, LOST, SPEC, WAITING, WHOLE, schedule
 from tests.unit.ray.fake_ray import FakeJob, becomes
@@ -100,13 +101,30 @@ async def test_a_lease_whose_head_is_gone_is_preempted_at_once(ray, backend, lea
         await start(ray, backend, lease)
 
 
+async def test_slices_that_are_gone_with_their_head_are_preempted_at_once_and_the_retry_replaces_them(
+    ray, backend, lease
+):
+    """Nobody waits until a head comes back that is no more."""
+    backend.address = "http://127.0.0.1:1"
+    backend.reports = [Readiness(slices=[SliceReport(name="s0", hosts_wanted=2, broken=True)], problems=["all gone"])]
+
+    with pytest.raises(Preempted, match="all gone.*A retry of this task replaces its slices"):
+        await start(ray, backend, lease)
+    assert await stop_epoch(backend, lease, request()) == []
+
+
 async def test_a_job_is_submitted_once_with_its_work_in_the_environment(ray, backend, lease):
     ray.jobs = Scripted(becomes("SUCCEEDED", STARTED + "hi\n" + RESULT))
     told = Told()
 
     result = await run_job(backend, lease, request(runtime_env={"pip": ["x"]}), **told.sinks)
 
-    assert result == {"metrics": {"loss": 0.5}, "submission_id": name(), "lease_id": lease.id}
+    assert result == {
+        "metrics": {"loss": 0.5},
+        "submission_id": name(),
+        "lease_id": lease.id,
+        "dashboard": lease.ray.address,
+    }
     assert told.lines == ["hi"]
     assert ray.count("POST /api/jobs/") == 1
     assert ray.jobs[name()].entrypoint == "python -m raytpu_ops.runtime"

@@ -12,10 +12,12 @@ from google.cloud import tpu_v2
 from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.backends.tpu_vm import states
 from raytpu_ops.backends.tpu_vm.health import Seen, judged
+from raytpu_ops.backends.tpu_vm.leases import lease_of
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.record import Record
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.ray.states import LABEL_SLICE_NAME, LABEL_WORKER_ID, RayNode
+from raytpu_ops.tpu.capacity import Spot
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.readiness import Readiness
 from tests.unit.tpu_vm.conftest import ME, SPEC
@@ -28,6 +30,7 @@ RECORD = Record(
     spec=SPEC,
     capacity={"kind": "spot"},
     climb=Climb.start(BEGUN),
+    ladder=[Spot()],
     digest="d",
     lease_for=timedelta(hours=1),
     until=BEGUN + timedelta(hours=4),
@@ -58,8 +61,11 @@ RAY = [ray_node(name, worker, head=name is NAMES[0] and worker == 0) for name in
 WHOLE = Seen(QUEUED, NODES, RAY)
 
 
+LEASE = lease_of(QUEUED, RECORD, list(NODES.values()), place={})
+
+
 def report(seen: Seen) -> Readiness:
-    return judged(SPEC, "lease", seen)
+    return judged(LEASE, seen)
 
 
 def test_ready_is_all_of_it():
@@ -73,8 +79,10 @@ def test_ready_is_all_of_it():
 def test_every_state_of_a_queued_resource_has_a_meaning(state: str):
     assert states.queued_resource(state) is not Meaning.UNKNOWN
     found = report(replace(WHOLE, queued=replace(QUEUED, state=state)))
-    fatal = state in ("FAILED", "SUSPENDING", "SUSPENDED", "DELETING")
+    fatal, taken = state in ("FAILED", "DELETING"), state in ("SUSPENDING", "SUSPENDED")
     assert (found.fatal is not None) == fatal
+    assert found.broken == (list(NAMES) if taken else [])
+    assert found.lost == (fatal or taken)
     assert found.ready == (state == "ACTIVE")
     if fatal:
         assert state in str(found.fatal)
@@ -90,7 +98,8 @@ def test_every_state_of_a_node_has_a_meaning(state: str):
     assert found.stands == (state == "READY")
     assert f"{state}" in f"{found.fatal}{found.describe()}" or found.ready
     comes_back = state in ("CREATING", "READY", "RESTARTING", "REIMAGING", "REPAIRING", "STARTING", "UNKNOWN")
-    assert (found.fatal is None) == comes_back
+    assert found.lost == (not comes_back)
+    assert found.fatal is None
 
 
 @pytest.mark.parametrize("word", ["RESIZING", "99"])
@@ -136,15 +145,28 @@ def test_a_node_that_google_mends_is_waited_for_and_its_work_is_lost():
         (lambda: {**NODES, NAMES[1]: node(NAMES[1], "PREEMPTED")}, f"slice {NAMES[1]} is PREEMPTED"),
     ],
 )
-def test_a_slice_that_is_gone_is_the_end_of_the_lease(change: Callable[[], dict[str, NodeView]], told: str):
+def test_a_slice_that_is_gone_takes_all_others_with_it(change: Callable[[], dict[str, NodeView]], told: str):
     """F13."""
     found = report(replace(WHOLE, nodes=change()))
-    assert told in str(found.fatal)
-    assert "does not replace" in str(found.fatal)
+    assert told in found.describe()
+    assert "does not replace" in found.describe()
+    assert found.broken == list(NAMES)
+    assert found.lost
+    assert not found.stands
 
 
 def test_nothing_there_is_the_end_of_the_lease():
-    assert report(Seen(None)).fatal == "queued resource lease does not exist any more"
+    found = report(Seen(None))
+    assert found.fatal == f"queued resource {LEASE.id} does not exist any more"
+    assert found.lost
+
+
+def test_slices_that_were_granted_anew_are_not_those_of_an_older_lease():
+    anew = replace(QUEUED, node_ids=("lease-cd34-0", "lease-cd34-1"))
+    found = report(replace(WHOLE, queued=anew))
+    assert found.lost
+    assert found.fatal is None
+    assert "was granted anew since, as lease-cd34-0, lease-cd34-1" in found.describe()
 
 
 def test_a_host_that_is_missing_is_named_with_the_way_to_its_log():

@@ -11,7 +11,8 @@ from google.cloud import tpu_v2
 
 from raytpu_ops.backends.base import Backend, backend_names, make_backend
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
-from raytpu_ops.backends.tpu_vm.backend import BACK_WITHIN, GOOD_FOR, _endpoint
+from raytpu_ops.backends.tpu_vm.backend import BACK_WITHIN, GOOD_FOR
+from raytpu_ops.backends.tpu_vm.leases import _endpoint
 from raytpu_ops.backends.tpu_vm.objects import NodeView
 from raytpu_ops.backends.tpu_vm.record import OWNER, TOKEN
 from raytpu_ops.tpu.capacity import FlexStart, Queued, Spot, ladder
@@ -61,7 +62,9 @@ async def test_vms_without_ray_are_not_ready_and_google_is_asked_now_and_then(go
     google.advance(GOOD_FOR.total_seconds() + 1)
     google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][1]}")
     report = await backend.observe(lease)
-    assert "Google took the slices back" in str(report.fatal)
+    assert "Google took the slices back" in report.describe()
+    assert report.lost
+    assert report.fatal is None
 
 
 async def test_a_google_that_is_away_is_no_verdict(google: GoogleFake, make: Make):
@@ -84,15 +87,70 @@ async def test_a_lease_that_is_gone_is_fatal(google: GoogleFake, make: Make):
     assert "does not exist any more" in str((await make().observe(lease)).fatal)
 
 
-async def test_repair_waits_for_ray_and_says_when_it_can_not_help(google: GoogleFake, make: Make):
-    """F12, F13: Google replaces no node of a queued resource."""
-    backend = make()
-    lease = await backend.acquire(planned(Spot()), ME)
-    assert await backend.repair(lease) == lease
+async def test_what_google_takes_back_is_asked_for_anew_by_a_repair(google: GoogleFake, make: Make):
+    """F12, F13: Google replaces no node of a queued resource, so all come anew; also further up the ladder."""
+    lease = await make().acquire(planned([Spot(), Queued(timedelta(hours=5))]), ME)
+    lease = lease.model_copy(update={"conn_id": "ray_tpu_default"})
+    assert await make().repair(lease) == lease
     google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
     google.advance(60)
+    google.faults.stockout(times=2)
+    told: list[str] = []
+    anew = await make().repair(lease, say=told.append)
+
+    assert anew.id == lease.id
+    assert anew.conn_id == "ray_tpu_default"
+    assert anew.capacity["kind"] == "queued"
+    assert not set(anew.created["slice"]) & set(lease.created["slice"])
+    assert any("deleting what is left, to begin again" in line for line in told)
+    assert len(google.queued_resources()) == 1
+    assert sorted(name.rpartition("/")[2] for name in google.nodes()) == anew.created["slice"]
+
+
+def creates(google: GoogleFake) -> int:
+    """How often a queued resource was asked for."""
+    return sum(call.method == "CreateQueuedResource" for call in google.calls)
+
+
+async def test_a_task_that_holds_the_older_lease_is_led_to_the_one_that_a_repair_brought(
+    google: GoogleFake, make: Make
+):
+    """What ran on the older one is lost, in whichever zone the newer one is; both are given back by either."""
+    lease = await make().acquire(planned(Spot()), ME)
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
+    google.advance(60)
+    google.faults.stockout(times=1)
+    anew = await make().repair(lease)
+    assert anew.created["queued resource"] == [f"{OTHER}/{NAME}"]
+
+    report = await make().observe(lease)
+    assert report.lost
+    assert not report.stands
+    assert not (await make().observe(anew)).broken
+    asked = creates(google)
+    assert await make().repair(lease) == anew
+    assert creates(google) == asked
+    await make().release(lease)
+    google.advance(300)
+    assert nothing_left(google)
+
+
+async def test_two_tasks_that_repair_at_once_get_the_same_slices(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(Spot()), ME)
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
+    google.advance(60)
+    one, other = await asyncio.gather(make().repair(lease), make().repair(lease))
+    assert one == other
+    assert len(google.queued_resources()) == 1
+
+
+async def test_a_lease_that_was_released_is_never_granted_again_by_a_repair(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(Spot()), ME)
+    await make().release(lease)
+    google.advance(300)
     with pytest.raises(Preempted, match="Clear the task that provisioned it"):
-        await backend.repair(lease)
+        await make().repair(lease)
+    assert nothing_left(google)
 
 
 async def test_a_ray_that_stays_dead_is_preempted_in_the_end(
@@ -102,6 +160,7 @@ async def test_a_ray_that_stays_dead_is_preempted_in_the_end(
 
     backend = make()
     lease = await backend.acquire(planned(), ME)
+    # Of a head whose host is dead the dashboard may still answer: that is no sign from Google.
     dead = Readiness(slices=[SliceReport(name="a", hosts_wanted=2, broken=True)])
 
     async def observe(lease: SliceLease) -> Readiness:
