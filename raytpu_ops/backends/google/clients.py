@@ -52,7 +52,6 @@ class GoogleApis:
         self._access = access
         self._asked_project = project
         self._timeout_s = timeout_s
-        self._http: httpx.AsyncClient | None = None
         #: The headers that carry the present token.
         self._bearer: dict[str, str] = {}
         self._opened: list[ClusterManagerAsyncClient | TpuAsyncClient] = []
@@ -60,10 +59,7 @@ class GoogleApis:
     async def __aenter__(self) -> Self:
         # Imported in a thread: in an event loop that would hold up everything else for seconds.
         await asyncio.to_thread(_import)
-        import httpx
-
         self.project = self._asked_project or await self._access.project()
-        self._http = httpx.AsyncClient(timeout=self._timeout_s, verify=_trust())
         return self
 
     async def __aexit__(
@@ -73,8 +69,15 @@ class GoogleApis:
             for client in self._opened:
                 await client.transport.close()
         finally:
-            if self._http is not None:
+            if "_http" in vars(self):
                 await self._http.aclose()
+
+    @cached_property
+    def _http(self) -> httpx.AsyncClient:
+        """Opened when it is first used: most leases never need it, and the machine's certificates take time to read."""
+        import httpx
+
+        return httpx.AsyncClient(timeout=self._timeout_s, verify=_trust())
 
     @cached_property
     def container(self) -> ClusterManagerAsyncClient:
@@ -187,7 +190,6 @@ class GoogleApis:
         async def send() -> Json:
             from google.api_core.exceptions import format_http_response_error
 
-            assert self._http is not None, "use `async with GoogleApis(...)`"
             response = await self._http.request(verb, f"{base}{path}", json=body, headers=self._bearer)
             payload = _object(response)
             if response.is_success and payload is not None:
