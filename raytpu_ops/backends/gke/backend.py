@@ -98,10 +98,10 @@ class GkeBackend:
 
     def _pools_of(self, lease: SliceLease) -> PoolLeases | None:
         """Where the lease's own node pools are; None where it has none."""
-        if self._pools is not None:
-            return None if self._pools.options.reuse else self._pools
         if "node pool" not in lease.created:
             return None
+        if self._pools is not None and not self._pools.options.reuse:
+            return self._pools
         told = lease.place["node_pools"]
         if told not in self._others:
             self._others[told] = self._pool_leases(Settings.of({"node_pools": told}).node_pools or NodePools())

@@ -210,6 +210,24 @@ async def test_a_stock_out_is_cleared_away_and_the_next_rung_is_tried(world: Wor
     assert not any(pool.config.spot for pool in world.pools.values())
 
 
+async def test_a_pool_in_error_counts_though_google_tells_of_its_operation_no_more(world: World):
+    """F01: a task that comes back hours later sees the pool alone."""
+    operations = world.google.container.operations
+
+    def forgets() -> None:
+        for name in [name for name, one in operations.items() if one.status.name == "DONE"]:
+            del operations[name]
+
+    world.meanwhile = forgets
+    world.google.faults.stockout(name=POOLS[1])
+
+    lease = await acquired(world, [Spot(), OnDemand()])
+
+    [tried] = lease.attempts
+    assert "does not have enough resources" in tried
+    assert sorted(world.pools) == POOLS
+
+
 async def test_each_rung_is_tried_in_every_zone_before_the_next_is(two_zones: World):
     two_zones.google.faults.stockout(name=POOLS[0], times=3)
 
@@ -510,6 +528,16 @@ async def test_7x_gets_a_workload_policy_that_goes_with_its_pools(world: World):
     assert {pool.placement_policy.policy_name for pool in world.pools.values()} == {policy["name"]}
     await world.released(lease)
     assert world.left == {}
+
+
+@pytest.mark.parametrize("answer", ["ALREADY_EXISTS", "DEADLINE_EXCEEDED"])
+async def test_a_policy_that_was_made_though_google_says_otherwise_is_adopted(world: World, answer: str):
+    """F02, F03: the answer got lost, or two tries make it at once."""
+    world.google.faults.inject("resourcePolicies.insert", answer, after=True)
+
+    await acquired(world, spec=SliceSpec.of("7x", "2x2x2"))
+
+    assert len(world.google.compute.made) == 1
 
 
 async def test_7x_takes_a_policy_of_the_users_and_leaves_it(world: World):

@@ -338,13 +338,14 @@ async def test_no_token_is_in_lease_log_labels_or_record(world: World, lease: Sl
     assert not any(secrets_in(one) for one in [lease.to_xcom(), world.said, pools, world.record(lease.id)])
 
 
-async def test_a_backend_that_makes_no_pools_gives_those_of_a_lease_back(world: World, lease: SliceLease):
-    """A reaper, or a person with a kubeconfig, whose connection says nothing of node pools."""
-    plain = world.plain_backend()
-    [found] = await plain.list_leases()
+@pytest.mark.parametrize("reuse", [False, True])
+async def test_a_backend_that_makes_no_pools_gives_those_of_a_lease_back(world: World, lease: SliceLease, reuse: bool):
+    """A reaper, or a person with a kubeconfig, whose connection says nothing of node pools, or names some by now."""
+    other = world.backend(node_pools={"reuse": ["team-1", "team-2"]}) if reuse else world.plain_backend()
+    [found] = await other.list_leases()
     assert found.created == lease.created
 
-    while (await plain.release(found)).left:
+    while (await other.release(found)).left:
         await world.sleep(10)
 
     assert world.left == {}
