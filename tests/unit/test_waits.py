@@ -108,6 +108,7 @@ async def test_transient_errors_do_not_end_a_wait(drive, clock):
 
 
 async def test_the_deadline_ends_a_wait_of_errors_and_names_the_last_one(drive, clock):
+    """F05."""
     looks = iter(["starting", *[RemoteUnavailable(f"refused {number}") for number in range(10_000)]])
     with pytest.raises(DeadlineExceeded, match=r"last seen: starting; last error: refused \d+") as caught:
         await drive(decider(clock, deadline_s=600), looks)
@@ -144,6 +145,7 @@ async def test_an_error_of_the_judge_ends_the_wait(clock):
 
 
 async def test_errors_back_off_exponentially_with_jitter_up_to_a_ceiling(drive, clock):
+    """F05."""
     looks = iter([*[RemoteUnavailable("x")] * 12, "done"])
     await drive(decider(clock, deadline_s=None, max_backoff_s=20), looks)
     ceilings = [min(20, FIRST_BACKOFF_S * 2**n) for n in range(12)]

@@ -206,6 +206,7 @@ async def test_a_stranger_with_the_name_is_named_and_left_alone(
 async def test_the_owners_own_with_another_spec_or_other_options_is_not_taken_for_it(
     kube: FakeKube, make: Make, lease: SliceLease, options: dict[str, Any]
 ):
+    """F03."""
     spec = SPEC if options else SliceSpec.of("v4", "2x2x2", num_slices=1)
     other = make(**options)
     plan = await other.plan(spec, [OnDemand()], lease_for=timedelta(hours=1))

@@ -94,7 +94,7 @@ async def test_the_record_is_on_every_pool(world: World):
 
 
 async def test_a_lease_that_is_granted_is_handed_out_again_without_asking_google(world: World):
-    """F39."""
+    """F02, F39."""
     lease = await world.granted()
 
     assert await acquired(world) == lease
@@ -454,6 +454,7 @@ async def test_create_allowed_and_looking_denied_leaves_what_is_named(world: Wor
 
 
 async def test_a_roll_back_is_waited_for_and_what_does_not_go_is_named(world: World):
+    """F01."""
     world.google.faults.stockout(name=POOLS[0])
     world.google.faults.inject("DeleteNodePool", "PERMISSION_DENIED", times=None)
 
@@ -552,6 +553,7 @@ async def test_7x_takes_a_policy_of_the_users_and_leaves_it(world: World):
 
 
 async def test_a_policy_of_that_name_that_is_somebody_elses_is_named(world: World):
+    """F03."""
     world.google.compute.put_policy(LEASE_ID, "2x2x2", region="us-central2", project=PROJECT)
 
     with pytest.raises(Misconfigured, match=f"resource policy {LEASE_ID} in us-central2 exists and was not made for"):

@@ -224,6 +224,7 @@ def test_a_pool_that_is_going_is_not_the_wanted_one():
 
 @pytest.mark.parametrize("changed", [{"digest": "of-another-step"}, {"name": node_pool_name(ME, 7)}], ids=str)
 def test_a_pool_of_ours_that_is_not_as_it_is_wanted_goes_first(changed: dict[str, Any]):
+    """F03."""
     left = pool(**changed)
     found = scene(wanted(), [left, BOTH[1]], [])
     assert found.doomed == (left,)
@@ -249,6 +250,7 @@ def test_somebody_elses_pool_is_neither_adopted_nor_deleted():
     ids=str,
 )
 def test_a_pool_that_failed_is_worth_another_rung_unless_asking_again_cannot_help(status: Any, kind: type[Exception]):
+    """F01."""
     assert type(failure(status, "create node pool a")) is kind
 
 

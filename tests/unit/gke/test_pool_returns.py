@@ -17,6 +17,7 @@ from raytpu_ops.tpu.capacity import FlexStart
 from raytpu_ops.tpu.errors import CapacityUnavailable
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import node_pool_name
+from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake.fake import CLUSTER, ZONE
 from tests.unit.gke.conftest import ME
 from tests.unit.gke.fake_kube import AWAY, PODS, RAY_CLUSTERS, SECRETS, FakeKube
@@ -119,7 +120,27 @@ async def test_a_busy_cluster_is_told_by_the_operation_that_it_works_on(world: W
     assert world.left == {}
 
 
+async def test_a_policy_that_may_not_be_deleted_is_named_and_keeps_its_lease_in_sight(world: World):
+    """F07, F32."""
+    backend = world.backend()
+    lease = await backend.acquire(await world.plan(backend, spec=SliceSpec.of("7x", "2x2x2")), ME)
+    world.google.deny("compute.resourcePolicies.delete")
+    while world.pools:
+        await world.backend().release(lease)
+        await world.sleep(10)
+
+    left = (await world.backend().release(lease)).left
+
+    assert any(f"delete workload policy {LEASE_ID}: " in line for line in left)
+    assert list(world.left) == ["policies", "rayclusters"]
+    world.google.allow()
+    [found] = await world.backend().list_leases()
+    await world.released(found)
+    assert world.left == {}
+
+
 async def test_strangers_pools_stay(world: World, lease: SliceLease):
+    """F03."""
     world.google.container.vanish(path(POOLS[0]))
     world.google.container.put(CLUSTER, NodePool(name=POOLS[0], config={"labels": {"team": "b"}}))
 

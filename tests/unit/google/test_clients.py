@@ -93,6 +93,7 @@ async def test_an_account_that_stays_refused_ends_the_wait(google: GoogleFake, a
 
 
 async def test_no_other_failure_is_tried_again_behind_the_callers_back(google: GoogleFake, apis: GoogleApis) -> None:
+    """F02."""
     google.faults.unavailable("GetCluster")
     with pytest.raises(RemoteUnavailable):
         await apis.ask("get cluster", apis.container.get_cluster, name=CLUSTER)

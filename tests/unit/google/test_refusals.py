@@ -296,6 +296,7 @@ SAID = [
 
 @pytest.mark.parametrize("said", SAID, ids=str)
 def test_an_operation_or_a_pool_that_ends_so(said: Said) -> None:
+    """F01."""
     if said.code is None:
         error = told(said.text, "create node pool a")
     else:

@@ -88,7 +88,7 @@ async def test_a_create_whose_answer_is_lost_is_adopted(google: GoogleFake, back
 
 
 async def test_one_that_google_does_not_show_yet_is_not_made_twice(google: GoogleFake, backend: TpuVmBackend):
-    """F03: what was made a moment ago may be there to those who make and not to those who look."""
+    """F02, F03: what was made a moment ago may be there to those who make and not to those who look."""
 
     def just_made(call: Call) -> bool:
         return bool(google.queued_resources())
@@ -110,6 +110,7 @@ async def test_what_somebody_else_has_under_our_name_is_left_alone(google: Googl
 
 
 async def test_another_spec_or_ladder_is_refused_and_nothing_is_touched(google: GoogleFake, backend: TpuVmBackend):
+    """F03."""
     await backend.acquire(planned(), ME)
     for other in (planned(spec=SliceSpec.of("v4", "2x2x2")), planned([OnDemand(), Spot()])):
         with pytest.raises(Misconfigured, match="with another spec, ladder or other options"):
@@ -118,6 +119,7 @@ async def test_another_spec_or_ladder_is_refused_and_nothing_is_touched(google: 
 
 
 async def test_one_that_is_being_deleted_is_waited_for(google: GoogleFake, backend: TpuVmBackend):
+    """F08."""
     lease = await backend.acquire(planned(), ME)
     await backend.release(lease)
     assert state(google) == "DELETING"
@@ -259,6 +261,13 @@ async def test_what_passes_does_not_end_the_wait(google: GoogleFake, backend: Tp
     await backend.acquire(planned(), ME)
     assert google.tpu.made == [full()]
     assert state(google) == "ACTIVE"
+
+
+async def test_a_google_that_is_away_while_it_is_waited_for_is_no_absence(google: GoogleFake, backend: TpuVmBackend):
+    """F07: nothing is asked for again, and nobody counts as having deleted it."""
+    google.faults.inject("GetQueuedResource", "UNAVAILABLE", 3, when=lambda call: bool(google.queued_resources()))
+    await backend.acquire(planned(), ME)
+    assert len(google.asked("CreateQueuedResource")) == 1
 
 
 async def test_a_token_that_expires_is_renewed_and_the_wait_goes_on(google: GoogleFake, backend: TpuVmBackend):

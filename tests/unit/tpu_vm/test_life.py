@@ -351,6 +351,19 @@ async def test_another_owners_is_left(google: GoogleFake, make: Make):
     assert len(google.nodes()) == 2
 
 
+async def test_what_somebody_else_has_under_the_leases_name_is_left(google: GoogleFake, make: Make):
+    """F03."""
+    lease = await make().acquire(planned(), ME)
+    google.queued_resources()[full()].tpu.node_spec[0].node.labels[OWNER] = "somebody"
+    for node in google.nodes().values():
+        node.labels[OWNER] = "somebody"
+
+    released = await make().release(lease)
+
+    assert (released.removed, released.left) == ([], [])
+    assert list(google.queued_resources()) == [full()]
+
+
 async def test_a_zone_that_does_not_answer_does_not_keep_the_other(google: GoogleFake, make: Make):
     lease = await make().acquire(planned(), ME)
     google.faults.inject("*", "UNAVAILABLE", None, when=lambda call: OTHER in call.resource)
