@@ -16,7 +16,7 @@ from pydantic import Field
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, RayTpuError
+from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, InvalidSpec, RayTpuError
 from raytpu_ops.tpu.fields import Count, Instant, Text
 from raytpu_ops.tpu.problems import Checked
 
@@ -79,6 +79,19 @@ def deadline(step: Step, climb: Climb, plan: Plan) -> datetime:
     if step.rung.within is not None:
         return climb.begun + step.rung.within
     return plan.deadlines.at(Phase.QUEUED if step.rung.waits_in_queue else Phase.PROVISIONING, climb.begun)
+
+
+def check_queue(rung: AnyCapacity, where: str) -> None:
+    """Refuse to wait longer than the place in a queue is good for.
+
+    :param where: the rung, as the message names it.
+    :raises InvalidSpec: it would be waited for what is withdrawn meanwhile.
+    """
+    if rung.kind == "queued" and rung.within is not None and rung.within > rung.valid_for:
+        raise InvalidSpec(
+            f"{where}: within ({rung.within}) is longer than valid_for ({rung.valid_for}), after which the request is "
+            "withdrawn: make valid_for as long, or leave within out"
+        )
 
 
 def is_refusal(error: RayTpuError) -> bool:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import raytpu_ops
+from raytpu_ops.backends.gke import queued
 from raytpu_ops.backends.gke.rights import RIGHTS, Right
 from raytpu_ops.cli import doctor_webhook
 from raytpu_ops.cli.doctor import Check, numbers, package, unseen
@@ -235,16 +236,33 @@ def _subject(cluster: Cluster) -> str | None:
 
 
 async def _kueue(cluster: Cluster) -> Check:
-    answer = await cluster.ask("GET", "/apis/kueue.x-k8s.io")
+    return await _optional(cluster, "Kueue", "kueue.x-k8s.io", "the option `queue`", "not installed")
+
+
+async def _queued(cluster: Cluster) -> Check:
+    absent = f"not there, {queued.NEEDS} has it"
+    return await _optional(
+        cluster, "queued provisioning", queued.GROUP, "capacity `Queued` with the option `node_pools`", absent
+    )
+
+
+async def _optional(cluster: Cluster, name: str, group: str, needs: str, absent: str) -> Check:
+    """An API that only some leases use, and the rights on it.
+
+    :param name: of the feature, as ``RIGHTS`` has it.
+    :param needs: what uses it.
+    :param absent: what is to be said where the cluster does not have it.
+    """
+    answer = await cluster.ask("GET", f"/apis/{group}")
     if answer.status == 404:
-        return Check("Kueue", True, "not installed; only the option `queue` needs it")
+        return Check(name, True, f"{absent}; only {needs} needs it")
     if not answer.ok:
-        return unseen("Kueue", answer.message)
-    refused = await cluster.refused([right for right in RIGHTS if right.only_for == "Kueue"])
+        return unseen(name, answer.message)
+    refused = await cluster.refused([right for right in RIGHTS if right.only_for == name])
     if refused and not isinstance(refused, Answer):
-        help_ = f"only the option `queue` needs it: {_how_to_grant(cluster)}"
-        return Check("Kueue", False, _in_words(refused), help_, needed=False)
-    return Check("Kueue", True, ", ".join(one["version"] for one in answer.body.get("versions") or []))
+        help_ = f"only {needs} needs it: {_how_to_grant(cluster)}"
+        return Check(name, False, _in_words(refused), help_, needed=False)
+    return Check(name, True, ", ".join(one["version"] for one in answer.body.get("versions") or []))
 
 
 async def _nodes(cluster: Cluster) -> Check:
@@ -276,6 +294,7 @@ _LOOKS: tuple[Callable[[Cluster], Awaitable[Check | list[Check]]], ...] = (
     doctor_webhook.check,
     _rights,
     _kueue,
+    _queued,
     _nodes,
 )
 

@@ -15,9 +15,11 @@ from typing import TYPE_CHECKING, Any
 from google.cloud import container_v1 as gke
 
 from raytpu_ops.tpu.shapes import catalogue
+from tests.google_fake import queued
 from tests.google_fake.pool_life import Cluster, Status
 from tests.testbed import scaling_rules
 from tests.testbed.nodes import TPU_TAINT, Pool
+from tests.waiting import eventually
 
 if TYPE_CHECKING:
     from tests.google_fake.pool_life import Pools
@@ -46,8 +48,23 @@ class BootsNodes:
         self._closed = threading.Event()
         cluster.endpoint = testbed.server.removeprefix("https://")
         cluster.ca = base64.b64encode((testbed.layout.pki / "ca.crt").read_bytes()).decode()
+        self.queue = queued.Queue(pools, cluster)
+        self._bring_kind()
         self._scaler = threading.Thread(target=self._scale, name="google-fake-autoscaler", daemon=True)
         self._scaler.start()
+
+    def _bring_kind(self) -> None:
+        """GKE has the kind ProvisioningRequest."""
+        made = queued.definition()
+        kinds = self._testbed.dynamic.resources.get(api_version=made["apiVersion"], kind=made["kind"])
+        if not any(one.metadata.name == made["metadata"]["name"] for one in kinds.get().items):
+            kinds.create(body=made)
+
+        def is_known() -> bool:
+            status = kinds.get(name=made["metadata"]["name"]).to_dict().get("status") or {}
+            return any(one["type"] == "Established" and one["status"] == "True" for one in status.get("conditions", []))
+
+        eventually(is_known, "the kind ProvisioningRequest is known")
 
     def close(self) -> None:
         """Let go of the testbed: nodes that are left go, and nothing comes any more."""
@@ -162,6 +179,7 @@ class BootsNodes:
         while not self._closed.wait(_INTERVAL_S):
             try:
                 self._look(asked)
+                self._queued()
             except Exception:  # noqa: BLE001 - it ends with the thread, so it is kept for the fake's end
                 self.errors.append(f"autoscaler: {traceback.format_exc()}")
                 return
@@ -175,7 +193,7 @@ class BootsNodes:
             scaled = [pool for pool in self._cluster.pools.values() if self._most(pool)]
             empty = [pool for pool in scaled if not self._cluster.sizes[pool.name] and pool.status == Status.RUNNING]
         asked &= {pool.etag for pool in empty}
-        empty = [pool for pool in empty if pool.etag not in asked]
+        empty = [pool for pool in empty if pool.etag not in asked and not pool.queued_provisioning.enabled]
         if not empty:
             return
         pods = self._testbed.dynamic.resources.get(api_version="v1", kind="Pod").get().to_dict()["items"]
@@ -185,6 +203,27 @@ class BootsNodes:
                 empty.remove(fits)
                 asked.add(fits.etag)
                 self._pools.scale_up(f"{self._cluster.name}/nodePools/{fits.name}", self._most(fits))
+
+    def _queued(self) -> None:
+        """Go on with the queue, in each namespace."""
+        resources = self._testbed.dynamic.resources
+        requests = resources.get(api_version=queued.API, kind=queued.KIND)
+        found = requests.get().to_dict()["items"]
+        for namespace in {one["metadata"]["namespace"] for one in found}:
+            listed = resources.get(api_version="v1", kind="PodTemplate").get(namespace=namespace).to_dict()["items"]
+            templates = {one["metadata"]["name"]: one for one in listed}
+            own = [one for one in found if one["metadata"]["namespace"] == namespace]
+            for name, rows in self.queue.look(own, templates, self._is_used).items():
+                requests.status.patch(
+                    name=name,
+                    namespace=namespace,
+                    body={"status": {"conditions": rows}},
+                    content_type="application/merge-patch+json",
+                )
+
+    def _is_used(self, pool: str) -> bool:
+        pods = self._testbed.dynamic.resources.get(api_version="v1", kind="Pod").get().to_dict()["items"]
+        return any((pod["spec"].get("nodeName") or "").startswith(pool) for pod in pods)
 
     def _helps(self, pool: gke.NodePool, pod: dict[str, Any]) -> bool:
         wanted = self._pool(pool)

@@ -169,6 +169,13 @@ class Pools:
 
             self.clock.after(self.delays.scale_up, come)
 
+    def fill(self, name: str, nodes: int, runs_s: float) -> None:
+        """What a granted ProvisioningRequest does: the pool's nodes come, all at once, and go after so many seconds."""
+        with self.clock.lock:
+            cluster, pool = self._find(name)
+            self._resize(cluster, pool, nodes)
+            self.clock.after(runs_s, lambda: self._take_back(cluster, pool))
+
     def occupy(self, cluster: str, seconds: float, kind: OpType = OpType.UPGRADE_MASTER) -> str:
         """F04: the cluster does something else for so long.
 

@@ -3,42 +3,34 @@
 Each call is one request; who waits and for how long is decided elsewhere. Credentials that expired
 are renewed once in each call (F38). Bodies are read here, not by the client library, which writes
 them to its log at DEBUG and stumbles over those that are no JSON.
-Not here: what the objects mean (``objects.py``).
+Not here: which error an answer is (``answers.py``), what the objects mean (``objects.py``).
 """
 
 from __future__ import annotations
 
 import base64
-import json
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from raytpu_ops.backends.gke import queued
 from raytpu_ops.backends.gke.access import KubeAccess
+from raytpu_ops.backends.gke.answers import Object, is_absent, is_success, items_of, parsed, refused, words_of
 from raytpu_ops.backends.gke.record import FIELD_MANAGER
-from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
 
 if TYPE_CHECKING:
     from aiohttp import ClientResponse
     from kubernetes_asyncio.client import ApiClient
 
-Object = dict[str, Any]
 Send = Callable[["ApiClient"], Awaitable["ClientResponse"]]
 
 RAY_GROUP, RAY_VERSION, RAY_PLURAL = "ray.io", "v1", "rayclusters"
 KUEUE_GROUP, KUEUE_VERSIONS = "kueue.x-k8s.io", ("v1beta2", "v1beta1")
 #: The key of the token in the Secret that KubeRay makes.
 TOKEN_KEY = "auth_token"  # noqa: S105 - a key, no token
-#: What the server answers while it, a webhook or etcd restarts, or when it has too much to do.
-_TRANSIENT = frozenset({408, 409, 425, 429, 500, 502, 503, 504})
-#: In answers of 500 and 403 that will never go away by themselves.
-_BAD_PATCH = ("failed to create typed patch object", "field not declared in schema")
-_QUOTA = "exceeded quota"
-#: How it says that an object of that name is another one by now: at its door, and from its storage.
-_ANOTHER = ("UID in the precondition", "UID in precondition")
-#: Paths that the server does not have: its own words, and those of clients that stand in front of it.
-_NO_SUCH_KIND = ("page not found", "could not find the requested resource")
-_ROLE = "deploy/gke/rbac.yaml holds the rights that are needed; `raytpu doctor --backend gke` says which are missing"
+#: How server-side apply is asked for.
+_APPLIED: Any = {"field_manager": FIELD_MANAGER, "force": True, "_content_type": "application/apply-patch+yaml"}
 
 
 class KubeApi:
@@ -106,23 +98,15 @@ class KubeApi:
 
         :param dry_run: let the server check everything, webhooks too, and store nothing.
         """
-        name = manifest["metadata"]["name"]
-        return await self._object(
-            f"apply RayCluster {self.namespace}/{name}",
-            lambda client: _custom(client).patch_namespaced_custom_object(
-                *self._ray_clusters,
-                name,
-                dict(manifest),
-                field_manager=FIELD_MANAGER,
-                force=True,
-                _content_type="application/apply-patch+yaml",
-                **({"dry_run": "All"} if dry_run else {}),
-                **self._raw,
-            ),
-        )
+        return await self._applied(manifest, RAY_PLURAL, **({"dry_run": "All"} if dry_run else {}))
 
     async def change_ray_cluster(
-        self, seen: Mapping[str, Any], annotations: Mapping[str, str], *, suspend: bool
+        self,
+        seen: Mapping[str, Any],
+        annotations: Mapping[str, str],
+        *,
+        suspend: bool,
+        groups: Sequence[Object] | None = None,
     ) -> bool:
         """Change a RayCluster as it was seen, and no other.
 
@@ -130,9 +114,11 @@ class KubeApi:
             :class:`RemoteUnavailable`: read it again.
         :param annotations: the ones that change.
         :param suspend: whether its pods are unwanted.
+        :param groups: all worker groups, where one changes; pods that are there stay as they are.
         :return: False where it is gone.
         """
-        return await self._changed(seen, {"annotations": dict(annotations)}, spec={"suspend": suspend})
+        spec: Object = {"suspend": suspend, **({} if groups is None else {"workerGroupSpecs": list(groups)})}
+        return await self._changed(seen, {"annotations": dict(annotations)}, spec=spec)
 
     async def let_go(self, seen: Mapping[str, Any], finalizer: str) -> None:
         """Take a finalizer off a RayCluster as it was seen; nothing happens where it is gone."""
@@ -205,7 +191,7 @@ class KubeApi:
         )
         if status in (400, 404):  # that container has not run yet, or not before, or its pod is gone
             return []
-        if not _is_success(status):
+        if not is_success(status):
             raise refused(status, body, asked)
         return [line for line in body.decode(errors="replace").splitlines() if line.strip()]
 
@@ -220,37 +206,94 @@ class KubeApi:
 
     async def workload(self, uid: str) -> Object | None:
         """Kueue's Workload of the object with that uid; None while there is none, or no Kueue."""
-        asked = f"list Kueue's Workloads in {self.namespace}"
-        for version in KUEUE_VERSIONS:
+        found = await self._any_version(
+            f"list Kueue's Workloads in {self.namespace}",
+            (KUEUE_GROUP, KUEUE_VERSIONS, "workloads"),
+            f"kueue.x-k8s.io/job-uid={uid}",
+        )
+        return next(iter(found[1]), None) if found else None
+
+    async def provisioning_requests(self, selector: str) -> tuple[str, list[Object]] | None:
+        """ProvisioningRequests with these labels, and the version of the API that the server has.
+
+        :return: None where it has none.
+        """
+        return await self._any_version(
+            f"list ProvisioningRequests in {self.namespace}",
+            (queued.GROUP, queued.VERSIONS, queued.PLURAL),
+            selector,
+        )
+
+    async def apply_provisioning_request(self, manifest: Mapping[str, Any]) -> None:
+        """Make the ProvisioningRequest by server-side apply."""
+        await self._applied(manifest, queued.PLURAL)
+
+    async def delete_provisioning_request(self, seen: Mapping[str, Any]) -> None:
+        """Delete that very ProvisioningRequest; nothing happens where it is gone or another one."""
+        name, (group, _, version) = seen["metadata"]["name"], seen["apiVersion"].partition("/")
+        await self._object_or_none(
+            name,
+            f"delete ProvisioningRequest {self.namespace}/{name}",
+            lambda client: _custom(client).delete_namespaced_custom_object(
+                group,
+                version,
+                self.namespace,
+                queued.PLURAL,
+                name,
+                body={"preconditions": {"uid": seen["metadata"]["uid"]}},
+                **self._raw,
+            ),
+        )
+
+    async def apply_pod_template(self, manifest: Mapping[str, Any]) -> None:
+        """Make the PodTemplate by server-side apply."""
+        name = manifest["metadata"]["name"]
+        await self._object(
+            f"apply PodTemplate {self.namespace}/{name}",
+            lambda client: _core(client).patch_namespaced_pod_template(
+                name, self.namespace, dict(manifest), **_APPLIED, **self._raw
+            ),
+        )
+
+    async def _applied(self, manifest: Mapping[str, Any], plural: str, **options: str) -> Object:
+        """Server-side apply of a custom resource."""
+        name, (group, _, version) = manifest["metadata"]["name"], manifest["apiVersion"].partition("/")
+        return await self._object(
+            f"apply {manifest['kind']} {self.namespace}/{name}",
+            lambda client: _custom(client).patch_namespaced_custom_object(
+                group, version, self.namespace, plural, name, dict(manifest), **_APPLIED, **options, **self._raw
+            ),
+        )
+
+    async def _any_version(
+        self, asked: str, kind: tuple[str, Sequence[str], str], selector: str
+    ) -> tuple[str, list[Object]] | None:
+        """Custom resources with these labels, and their version; None where the server has none of the versions.
+
+        :param kind: group, versions of which the first is preferred, plural.
+        """
+        group, versions, plural = kind
+        for version in versions:
             status, body = await self._answer(
                 asked,
                 lambda client, version=version: _custom(client).list_namespaced_custom_object(  # type: ignore[misc]
-                    KUEUE_GROUP,
-                    version,
-                    self.namespace,
-                    "workloads",
-                    label_selector=f"kueue.x-k8s.io/job-uid={uid}",
-                    **self._raw,
+                    group, version, self.namespace, plural, label_selector=selector, **self._raw
                 ),
             )
             if status != 404:
-                return next(iter(_items_of(_parsed(status, body, asked), asked)), None)
+                return version, items_of(parsed(status, body, asked), asked)
         return None
 
     async def _items(self, asked: str, send: Send) -> list[Object]:
-        return _items_of(await self._object(asked, send), asked)
+        return items_of(await self._object(asked, send), asked)
 
     async def _object(self, asked: str, send: Send) -> Object:
-        return _parsed(*await self._answer(asked, send), asked)
+        return parsed(*await self._answer(asked, send), asked)
 
     async def _object_or_none(self, name: str, asked: str, send: Send) -> Object | None:
         """A call to which "does not exist", or "is another one by now", is an answer."""
         status, body = await self._answer(asked, send)
-        if status == 404 and _details(body).get("name") == name:
-            return None
-        if status == 409 and any(words in _message(body) for words in _ANOTHER):
-            return None
-        return _parsed(status, body, asked)
+        return None if is_absent(status, body, name) else parsed(status, body, asked)
 
     async def _answer(self, asked: str, send: Send) -> tuple[int, bytes]:
         """Status and body of one request, sent again with renewed credentials where they were refused."""
@@ -264,107 +307,15 @@ class KubeApi:
                 response = await send(self._client)
                 body = await response.read()
             except (aiohttp.InvalidURL, aiohttp.NonHttpUrlClientError, ConfigException) as error:
-                raise Misconfigured(f"{where}: {_detail(error)}; check the kubeconfig or the connection") from error
+                raise Misconfigured(f"{where}: {words_of(error)}; check the kubeconfig or the connection") from error
             except aiohttp.ClientConnectorCertificateError as error:
-                raise Misconfigured(f"{where}: its certificate is not trusted here: {_detail(error)}") from error
+                raise Misconfigured(f"{where}: its certificate is not trusted here: {words_of(error)}") from error
             except (aiohttp.ClientError, TimeoutError, OSError) as error:
-                raise RemoteUnavailable(f"{where}: {_detail(error)}") from error
+                raise RemoteUnavailable(f"{where}: {words_of(error)}") from error
             if response.status != 401 or renewed:
                 return response.status, body
             await self._open(renew=True)
         raise AssertionError("unreachable: the second round returns or raises")
-
-
-def refused(status: int, body: bytes, asked: str) -> RayTpuError:
-    """The error that an answer stands for.
-
-    :param status: the HTTP status, which is no success.
-    :param body: the answer: a ``Status`` of Kubernetes, or anything.
-    :param asked: verb and object, for the message.
-    """
-    message = _message(body)
-    answer = f"Kubernetes refused to {asked} ({status}): {message}"
-    if any(words in message for words in _BAD_PATCH):
-        return Misconfigured(
-            f"{answer}; KubeRay there does not know that field: it is misspelt in a template, or KubeRay is older "
-            "than 1.5"
-        )
-    if status in _TRANSIENT or status >= 500:
-        return RemoteUnavailable(f"Kubernetes is not able to {asked} now ({status}): {message}")
-    if status == 403 and _QUOTA in message:
-        return CapacityUnavailable(
-            f"{answer}; the namespace's ResourceQuota is used up: release leases or have it raised"
-        )
-    return Misconfigured(f"{answer}; {_next_step(status, message)}")
-
-
-def _next_step(status: int, message: str) -> str:
-    """What a person can do about an answer that asking again does not change."""
-    if status == 401 or "system:anonymous" in message:
-        return "credentials, also renewed ones, are not valid there: check the kubeconfig or the connection"
-    if "being terminated" in message:
-        return "the namespace is being deleted: name another one in the option namespace"
-    if status == 403 and " cannot " in message:
-        return _ROLE
-    if "admission webhook" in message or "denied" in message:
-        return (
-            "a rule of that cluster wants it otherwise: change the option that it speaks of, or ask who made the rule"
-        )
-    if status == 404 and message.startswith("namespaces "):
-        return "create it with `kubectl create namespace`, or name another one in the option namespace"
-    if status == 404 and any(words in message for words in _NO_SUCH_KIND):
-        return "KubeRay is not installed there, it brings the kind RayCluster; or that is no API server"
-    return "change the option or the template that leads to it; `raytpu doctor --backend gke` checks the rest"
-
-
-def _is_success(status: int) -> bool:
-    return 200 <= status < 300
-
-
-def _parsed(status: int, body: bytes, asked: str) -> Object:
-    """The object that a success brought.
-
-    :raises RayTpuError: for anything else. The message never shows a body that was a success: it may be a Secret.
-    """
-    if not _is_success(status):
-        raise refused(status, body, asked)
-    found = _json(body)
-    if not isinstance(found.get("metadata"), dict):
-        raise RemoteUnavailable(
-            f"Kubernetes was asked to {asked}, and what answered is no Kubernetes: {len(body)} bytes that are no "
-            "object of it; does a proxy stand in between?"
-        )
-    return found
-
-
-def _items_of(answer: Object, asked: str) -> list[Object]:
-    items = answer.get("items")
-    if not isinstance(items, list):
-        raise RemoteUnavailable(f"Kubernetes was asked to {asked}, and the answer is no list")
-    return items
-
-
-def _json(body: bytes) -> Object:
-    """The body as a JSON object; empty where it is none."""
-    try:
-        found = json.loads(body)
-    except ValueError:
-        return {}
-    return found if isinstance(found, dict) else {}
-
-
-def _details(body: bytes) -> Object:
-    found = _json(body).get("details")
-    return found if isinstance(found, dict) else {}
-
-
-def _message(body: bytes) -> str:
-    text = _json(body).get("message") or body.decode(errors="replace") or "no text"
-    return " ".join(str(text).split())[:800]
-
-
-def _detail(error: Exception) -> str:
-    return " ".join(str(error).split()) or type(error).__name__
 
 
 def _decoded(secret: Object, what: str) -> str | None:

@@ -29,6 +29,7 @@ from raytpu_ops.backends.gke.objects import PodView
 from raytpu_ops.backends.gke.planning import planned
 from raytpu_ops.backends.gke.pool_leases import PoolLeases
 from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.gke.queued import RequestView
 from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, server_of, through_proxy
 from raytpu_ops.backends.gke.record import OWNER, Record, as_lease, owned_by, read_record
 from raytpu_ops.backends.gke.settings import Settings
@@ -145,7 +146,7 @@ class GkeBackend:
             record = await self._taken(claim, plan)
         else:
             counted = [pools.options.asked(), *(rung.model_dump(mode="json") for rung in plan.ladder)]
-            claim = self._claim(plan, owner, own_nodes(naming.lease_id(owner)), *counted)
+            claim = self._claim(plan, owner, own_nodes(naming.lease_id(owner), plan.ladder), *counted)
             by = self._clock() + min(ANSWER_WITHIN, plan.deadlines.provisioning)
             record = await pools.grant(claim, plan, lambda: self._record(claim, plan), by, say)
         return self._lease(record)
@@ -225,9 +226,9 @@ class GkeBackend:
     async def observe(self, lease: SliceLease) -> Readiness:
         """What KubeRay, Kubernetes, Kueue, GKE and Ray say of the lease."""
 
-        async def lost(record: Record) -> tuple[list[str], str]:
+        async def lost(record: Record, requests: Sequence[RequestView]) -> tuple[list[str], str]:
             pools = self._pools_of(lease)
-            return await pools.lost(lease, record) if pools is not None else ([], "")
+            return await pools.lost(lease, record, requests) if pools is not None else ([], "")
 
         try:
             async with self._api() as api:
@@ -271,6 +272,8 @@ class GkeBackend:
             async with self._api() as api:
                 await giving.kubernetes(api)
         else:
+            if lease.capacity.get("kind") == "queued":
+                await giving.tried(pools.requests(giving))
             await giving.tried(pools.kubernetes(giving))
             await giving.tried(pools.give_back(giving, lease))
         return giving.released

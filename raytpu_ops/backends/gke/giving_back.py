@@ -13,6 +13,7 @@ from datetime import datetime, timedelta
 
 from raytpu_ops.backends.base import Released
 from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.backends.gke.asking import withdraw
 from raytpu_ops.backends.gke.claim import held_by
 from raytpu_ops.backends.gke.node_pools import NodePoolView
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
@@ -55,6 +56,12 @@ class GivingBack:
     def released(self) -> Released:
         """What this round did."""
         return Released(removed=self.removed, left=self.left)
+
+    async def requests(self, api: KubeApi) -> None:
+        """Google is asked for no more nodes."""
+        for name in await withdraw(api, self.owner):
+            self.removed.append(f"ProvisioningRequest {name}")
+            self.left.append(f"ProvisioningRequest {name} was told to go")
 
     async def kubernetes(self, api: KubeApi) -> None:
         """The RayCluster and, without waiting for the garbage collector, its pods (F25)."""

@@ -3,7 +3,8 @@
 The RayCluster is made first, suspended: it carries the record of how far the climb has come, and it is
 what everything is found by. Then come the pools of the present step, side by side as far as Google lets
 (it works on one thing a cluster at a time, F04). When all of them run, the RayCluster's pods are wanted.
-Pools that scale from zero come with the pods, so there the pods are wanted at once. A step that fails takes its
+Pools that scale from zero come with the pods, so there the pods are wanted at once; so they are where nodes are
+queued for, since Google takes nodes back that nobody waits for. A step that fails takes its
 pools away again, and sees them gone, before the next one begins. Nothing is remembered in the process:
 each look reads what is there, does what follows from it and is safe to be done again.
 
@@ -19,11 +20,13 @@ from typing import Any, TypeVar
 
 from raytpu_ops.backends.base import Plan, Say
 from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.backends.gke.asking import ask, withdraw
 from raytpu_ops.backends.gke.claim import Claim
 from raytpu_ops.backends.gke.node_pools import Wanted, creations, own_policy
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
+from raytpu_ops.backends.gke.queued import RequestView, check, consuming, is_queued
 from raytpu_ops.backends.gke.reconciling import Reconciler
 from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record
 from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
@@ -159,9 +162,13 @@ class Granting:
             "capacity": step.rung.model_dump(mode="json"),
             "pools": pools_of(record).model_copy(update={"zone": step.zone}),
             # The reaper leaves a lease alone that still climbs.
-            "expires_at": deadline(step, climb, self._plan) + self._plan.lease_for,
+            "expires_at": self._deadline(step, climb) + self._plan.lease_for,
         }
         return record.model_copy(update=changes)
+
+    def _deadline(self, step: Step, climb: Climb) -> datetime:
+        by = deadline(step, climb, self._plan)
+        return min(by, climb.begun + step.rung.valid_for) if step.rung.kind == "queued" else by
 
     async def _read(self, kube: KubeApi) -> tuple[Json, Record]:
         there = await kube.ray_cluster(self._claim.name)
@@ -171,7 +178,9 @@ class Granting:
         return there, found.value
 
     async def _write(self, kube: KubeApi, there: Json, record: Record, *, suspend: bool) -> None:
-        if not await kube.change_ray_cluster(there, {RECORD: record.model_dump_json()}, suspend=suspend):
+        # Pods that are wanted say which request their nodes come by, or that they come by none.
+        groups = None if suspend else consuming(there, record)
+        if not await kube.change_ray_cluster(there, {RECORD: record.model_dump_json()}, suspend=suspend, groups=groups):
             raise self._taken_away()
 
     def _taken_away(self) -> Preempted:
@@ -183,7 +192,7 @@ class Granting:
     # One step
 
     async def _granted(self, step: Step, record: Record) -> Record:
-        by = deadline(step, _climb(record), self._plan)
+        by = self._deadline(step, _climb(record))
         phase = Phase.QUEUED if step.rung.waits_in_queue else Phase.PROVISIONING
         return await self._tools.until(f"lease {self._claim.name}, {step}", lambda: self._advance(step, by), by, phase)
 
@@ -195,8 +204,8 @@ class Granting:
             pending = await self._reconciler(step, record).round(
                 record.model_dump_json(), pools_of(record).spent, may_create=self._tools.clock() < by
             )
-            if pending is None and step.rung.kind == "flex_start":
-                pending = await self._scaled(kube, there, record)
+            if pending is None and step.rung.waits_in_queue:
+                pending = await self._filled(kube, there, record)
             if pending is not None:
                 return pending
             now = self._tools.clock()
@@ -209,19 +218,27 @@ class Granting:
             await self._write(kube, there, record, suspend=False)
             return Done(record)
 
-    async def _scaled(self, kube: KubeApi, there: Json, record: Record) -> Pending | None:
-        """Pods ask for the hosts, then all of them have one."""
+    async def _filled(self, kube: KubeApi, there: Json, record: Record) -> Pending | None:
+        """Pods, and requests where there is a queue, ask for the hosts; then all of them have one."""
+        asked: list[RequestView] = []
+        if is_queued(record):
+            found = await ask(kube, there, record, self._plan.lease_for)
+            if isinstance(found, Pending):
+                return found
+            asked = found
         if ClusterView.of(there).suspended:
             await self._write(kube, there, record, suspend=False)
             return Pending("the pools are there, empty; its pods ask for their hosts")
         pods = [PodView.of(pod) for pod in await kube.pods(self._claim.name)]
         hosts = [pod for pod in pods if not pod.is_head and not pod.deleting]
         placed = [pod for pod in hosts if pod.is_placed]
-        wanted = self._plan.spec.hosts
-        if len(placed) >= wanted:
+        spec = self._plan.spec
+        if len(placed) >= spec.hosts:
             return None
-        why = next((f"; pod {pod.name} {pod.words()}" for pod in hosts if not pod.is_placed), "")
-        return Pending(f"{len(placed)} of {wanted} hosts are there{why}")
+        check(asked, spec.shape.hosts, len(placed))
+        waits = [f"pod {pod.name} {pod.words()}" for pod in hosts if not pod.is_placed][:1]
+        why = "".join(f"; {words}" for words in [one.words() for one in asked] or waits)
+        return Pending(f"{len(placed)} of {spec.hosts} hosts are there{why}")
 
     def _reconciler(self, step: Step, record: Record) -> Reconciler:
         """One for each step: it remembers what Google named as the operation to wait for."""
@@ -254,6 +271,8 @@ class Granting:
             if not ClusterView.of(there).suspended:
                 await self._write(kube, there, record, suspend=True)
                 return Pending("its pods are told to go")
+            if step.rung.kind == "queued" and (names := await withdraw(kube, self._claim.owner)):
+                return Pending(f"ProvisioningRequest {', '.join(names)} is told to go")
             pending, spent = await self._reconciler(step, record).clear()
             if pending is not None:
                 return pending

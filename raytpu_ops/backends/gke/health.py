@@ -15,6 +15,7 @@ from datetime import datetime, timedelta
 
 from raytpu_ops.backends.gke.manifest import GROUP
 from raytpu_ops.backends.gke.objects import ClusterView, PodView, WorkloadView
+from raytpu_ops.backends.gke.queued import RequestView
 from raytpu_ops.ray.readiness import slices_report
 from raytpu_ops.ray.states import ChipUsage, Holder, RayNode
 from raytpu_ops.tpu.deadlines import Phase
@@ -37,6 +38,7 @@ class Seen:
     :param holders: who holds chips.
     :param usage: chips in use, by Ray's node id.
     :param last_lines: what the pods wrote that end again and again, by pod.
+    :param requests: the ProvisioningRequests for its nodes, where these are queued for.
     :param lost_pools: the lease's own node pools that will never be, or are no more, in words.
     :param pools_silence: why nothing is known of its own node pools, in words.
     """
@@ -49,6 +51,7 @@ class Seen:
     holders: Sequence[Holder] = ()
     usage: Mapping[str, ChipUsage] = field(default_factory=dict)
     last_lines: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    requests: Sequence[RequestView] = ()
     lost_pools: Sequence[str] = ()
     pools_silence: str = ""
 
@@ -83,7 +86,7 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
         return Readiness(fatal=f"RayCluster {name} is being deleted")
     phase, since = _phase(spec, cluster, seen)
     slices = _slices(spec, seen.hosts)
-    if phase is Phase.QUEUED:
+    if _is_held(cluster, seen.workload):
         reports = [SliceReport(name=one, hosts_wanted=spec.shape.hosts, missing=["has no quota yet"]) for one in slices]
         return Readiness(slices=reports, problems=[_queued(cluster, seen.workload)], phase=phase, since=since)
     current = _current(seen)
@@ -104,15 +107,24 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
 def _phase(spec: SliceSpec, cluster: ClusterView, seen: Seen) -> tuple[Phase, datetime | None]:
     """What the lease waits for, and since when."""
     workload = seen.workload
-    if cluster.suspended or (cluster.queue and workload is not None and workload.admitted is None):
+    if _is_held(cluster, workload):
         return Phase.QUEUED, (workload.queued_since if workload else None) or cluster.created
     granted = _latest([cluster.created, workload.admitted if workload else None])
     hosts = [pod for pod in seen.hosts if not pod.deleting]
     if len(hosts) < spec.hosts or not all(pod.is_placed for pod in hosts):
+        queued = [one.created for one in seen.requests if one.waits]
+        if queued and not seen.lost_pools:
+            return Phase.QUEUED, _latest([granted, *queued])
         waiting = [pod.created for pod in hosts if not pod.is_placed]
-        return Phase.PROVISIONING, _latest([granted, *waiting])
+        came = [one.provisioned.since for one in seen.requests if one.provisioned]
+        return Phase.PROVISIONING, _latest([granted, *waiting, *came])
     placed = [pod.scheduled.since for pod in hosts if pod.scheduled]
     return Phase.LABELLED, _latest([granted, *placed])
+
+
+def _is_held(cluster: ClusterView, workload: WorkloadView | None) -> bool:
+    """Its pods are unwanted now: Kueue queues it, or its node pools are not all there."""
+    return cluster.suspended or bool(cluster.queue and workload is not None and workload.admitted is None)
 
 
 def _latest(instants: Sequence[datetime | None]) -> datetime | None:
@@ -217,6 +229,7 @@ def _twins(pods: Sequence[PodView]) -> list[str]:
 def _problems(spec: SliceSpec, cluster: ClusterView, seen: Seen, reports: Sequence[SliceReport]) -> list[str]:
     """What keeps it from being ready beyond single slices."""
     found = [seen.pools_silence] if seen.pools_silence else []
+    found += [one.words() for one in seen.requests if one.waits]
     if not cluster.seen:
         found.append("KubeRay has not looked at the RayCluster yet; does its operator watch the namespace?")
     if cluster.failure:

@@ -5,13 +5,15 @@ Not here: what the answers mean (``health.py``).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.backends.gke.asking import requests_of
 from raytpu_ops.backends.gke.health import Seen, judged
 from raytpu_ops.backends.gke.objects import ClusterView, PodView, WorkloadView
+from raytpu_ops.backends.gke.queued import RequestView, is_queued
 from raytpu_ops.backends.gke.record import Record, owned_by, read_record
 from raytpu_ops.tpu.errors import RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import SliceLease
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 _READ_LOGS = 2
 
 #: What GKE says of a lease's own node pools: those that are lost, and why it can't be asked.
-Lost = Callable[[Record], Awaitable[tuple[list[str], str]]]
+Lost = Callable[[Record, Sequence[RequestView]], Awaitable[tuple[list[str], str]]]
 
 
 async def looked(api: KubeApi, lease: SliceLease, ray: Callable[[], RayClient], lost: Lost) -> Seen:
@@ -50,7 +52,9 @@ async def looked(api: KubeApi, lease: SliceLease, ray: Callable[[], RayClient], 
         seen = await _asked(lease, seen, ray)
     if record is None or judged(lease.spec, lease.id, seen).ready:
         return seen
-    pools, silence = await lost(record)
+    if is_queued(record):
+        seen = replace(seen, requests=await requests_of(api, record.owner))
+    pools, silence = await lost(record, seen.requests)
     return replace(seen, lost_pools=pools, pools_silence=silence)
 
 

@@ -29,6 +29,8 @@ PORTS = {"gcs-server": 6379, "dashboard": 8265, "client": 10001, "serve": 8000}
 #: GKE's TPU webhook looks at nothing without it (F17).
 WEBHOOK_LABEL = ("app.kubernetes.io/name", "kuberay")
 TPU = "google.com/tpu"
+#: The label that GKE gives to each node.
+POOL_LABEL = "cloud.google.com/gke-nodepool"
 #: Ends sooner than Kubernetes' 30 s: nothing of a host is worth waiting for once it is told to go.
 _GRACE_S = 10
 

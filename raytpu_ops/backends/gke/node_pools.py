@@ -13,8 +13,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from raytpu_ops.backends.gke.manifest import Nodes
+from raytpu_ops.backends.gke.manifest import POOL_LABEL, Nodes
 from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.gke.queued import TOLERATION
 from raytpu_ops.backends.gke.record import LEASE, OWNER, RECORD, labels_for
 from raytpu_ops.backends.google.refusals import operation_failed, told
 from raytpu_ops.tpu import naming
@@ -27,8 +28,6 @@ Json = dict[str, Any]
 
 #: The label that says by which request a pool was made: it differs from step to step of a ladder.
 DIGEST = f"{naming.LABEL_PREFIX}digest"
-#: The label that GKE gives to each node.
-_POOL_LABEL = "cloud.google.com/gke-nodepool"
 _RESERVATION_KEY = "compute.googleapis.com/reservation-name"
 #: Images in Artifact Registry, logs and metrics need one; what it may do is for IAM to say.
 _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
@@ -121,9 +120,8 @@ class Wanted:
                 "key": _RESERVATION_KEY,
                 "values": [rung.name],
             }
-        elif rung.kind == "flex_start":
+        elif rung.kind in ("flex_start", "queued"):
             config["flex_start"] = True
-            config["max_run_duration"] = rung.max_run_duration
             config["reservation_affinity"] = {"consume_reservation_type": "NO_RESERVATION"}
             pool["initial_node_count"] = 0
             pool["autoscaling"] = {
@@ -133,6 +131,10 @@ class Wanted:
                 "location_policy": "ANY",
             }
             pool["management"]["auto_repair"] = False
+        if rung.kind == "flex_start":
+            config["max_run_duration"] = rung.max_run_duration
+        elif rung.kind == "queued":  # there the request for the nodes says how long they run
+            pool["queued_provisioning"] = {"enabled": True}
 
 
 def _machine(options: NodePools) -> Json:
@@ -163,9 +165,14 @@ def own_policy(lease: str, shape: SliceShape, options: NodePools) -> str | None:
     return lease if shape.placement == "workload" and not options.workload_policy else None
 
 
-def own_nodes(lease: str) -> Nodes:
-    """How pods find the nodes that were made for a lease."""
-    return Nodes({LEASE: lease}, [{"key": LEASE, "operator": "Equal", "value": lease, "effect": "NoSchedule"}])
+def own_nodes(lease: str, ladder: Sequence[AnyCapacity] = ()) -> Nodes:
+    """How pods find the nodes that were made for a lease.
+
+    :param ladder: kinds of capacity that are tried.
+    """
+    ours = {"key": LEASE, "operator": "Equal", "value": lease, "effect": "NoSchedule"}
+    queued = [TOLERATION] if any(rung.kind == "queued" for rung in ladder) else []
+    return Nodes({LEASE: lease}, [ours, *queued])
 
 
 @dataclass(frozen=True)
@@ -336,7 +343,7 @@ def nodes_of(pools: Sequence[NodePoolView], others: Sequence[NodePoolView]) -> N
     if rest:
         shared = dict(first.labels.items() & set.intersection(*(set(one.labels.items()) for one in rest)))
     else:
-        shared, others = {_POOL_LABEL: first.name}, ()
+        shared, others = {POOL_LABEL: first.name}, ()
     if any(shared.items() <= other.labels.items() for other in others):
         return None
     taints = sorted({taint for pool in pools for taint in pool.taints})

@@ -13,7 +13,8 @@ from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.node_pools import own_nodes, own_policy
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
-from raytpu_ops.tpu.capacity import AnyCapacity, FlexStart
+from raytpu_ops.backends.ladder import check_queue
+from raytpu_ops.tpu.capacity import FLEX_START_LIMIT, AnyCapacity, FlexStart, Queued
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -26,7 +27,7 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
     options, shape = settings.node_pools, spec.shape
     made = options is not None and not options.reuse
     _check(spec, ladder, options)
-    nodes = own_nodes("plan") if options is not None else None
+    nodes = own_nodes("plan", ladder) if options is not None else None
     manifests.ray_cluster("plan", spec, ladder[0], settings, nodes)  # refuses what cannot work
     creates = [
         f"1 RayCluster in namespace {settings.namespace} with {settings.image}",
@@ -35,7 +36,7 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
         f"{_counted(shape.chips_per_host, 'chip')} on each host",
     ]
     if options is not None and made:
-        creates += _pools(spec, options)
+        creates += _pools(spec, ladder, options)
     return Plan(
         backend="gke",
         spec=spec,
@@ -54,13 +55,12 @@ def _check(spec: SliceSpec, ladder: Sequence[AnyCapacity], options: NodePools | 
             "compute_class"
         )
     for index, rung in enumerate(ladder):
-        if rung.kind == "queued":
-            # "Run a large-scale workload with flex-start with queued provisioning" in GKE's documentation.
+        if rung.kind == "queued" and (options is None or options.reuse):
             raise InvalidSpec(
-                f"capacity[{index}]: backend 'gke' has no queued capacity, GKE's queued provisioning is for GPUs; it "
-                "queues by Kueue: name a LocalQueue in its option queue, or write FlexStart(max_run_duration), which "
-                "waits as well"
+                f"capacity[{index}]: backend 'gke' queues at Google for node pools that it makes itself: set its "
+                "option node_pools, without reuse; or leave Queued out and name a Kueue LocalQueue in its option queue"
             )
+        check_queue(rung, f"capacity[{index}]")
     if options is not None and options.reuse and len(options.reuse) != spec.num_slices:
         raise InvalidSpec(
             f"node_pools.reuse: {len(options.reuse)} node pools are named, {spec} needs one for each slice"
@@ -71,27 +71,30 @@ def _counted(number: int, what: str) -> str:
     return f"{number} {what}{'s' if number != 1 else ''}"
 
 
-def _pools(spec: SliceSpec, options: NodePools) -> list[str]:
+def _pools(spec: SliceSpec, ladder: Sequence[AnyCapacity], options: NodePools) -> list[str]:
     shape = spec.shape
     where = f" in {' or '.join(options.zones)}" if options.zones else ""
     each = "each of" if spec.num_slices > 1 else "of"
     nodes = _counted(shape.hosts, f"{shape.machine_type} node")
     found = [f"{_counted(spec.num_slices, 'GKE node pool')}{where}, {each} {nodes}"]
+    if any(rung.kind == "queued" for rung in ladder):
+        found.append(f"{_counted(spec.num_slices, 'ProvisioningRequest')} with a PodTemplate, in the queued step")
     if own_policy("plan", shape, options):
         found.append(f"1 workload policy for topology {shape.topology}")
     return found
 
 
-def _short(rung: FlexStart, lease_for: timedelta) -> str:
+def _short(rung: FlexStart | Queued, lease_for: timedelta) -> str:
     """That the hosts go before the lease does."""
-    if rung.max_run_duration >= lease_for:
+    runs = rung.max_run_duration if rung.kind == "flex_start" else FLEX_START_LIMIT
+    if runs >= lease_for:
         return ""
-    return f"flex_start hosts are taken back after {rung.max_run_duration}, the lease is for {lease_for}"
+    return f"{rung.kind} hosts are taken back after {runs}, the lease is for {lease_for}"
 
 
 def _notes(ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:
     options = settings.node_pools
-    short = [_short(rung, lease_for) for rung in ladder if rung.kind == "flex_start"]
+    short = [_short(rung, lease_for) for rung in ladder if rung.kind in ("flex_start", "queued")]
     if options is not None and options.reuse:
         return [f"the hosts run in node pools {', '.join(options.reuse)}, which stay; capacity is theirs"]
     if options is not None:

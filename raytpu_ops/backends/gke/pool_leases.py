@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from raytpu_ops.backends.base import Plan, Say, silent
 from raytpu_ops.backends.gke.access import KubeAccess
 from raytpu_ops.backends.gke.api import KubeApi
+from raytpu_ops.backends.gke.asking import ask, requests_of
 from raytpu_ops.backends.gke.claim import Claim
 from raytpu_ops.backends.gke.giving_back import GivingBack
 from raytpu_ops.backends.gke.granting import Granting, Tools, pools_of
@@ -22,6 +23,7 @@ from raytpu_ops.backends.gke.manifest import Nodes
 from raytpu_ops.backends.gke.node_pools import NodePoolView, Wanted, misfit, nodes_of, own_policy
 from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts, is_zone
 from raytpu_ops.backends.gke.pools_api import PoolsApi
+from raytpu_ops.backends.gke.queued import RequestView, check, is_queued, unasked
 from raytpu_ops.backends.gke.reconciling import Reconciler
 from raytpu_ops.backends.gke.record import RECORD, Record, parsed, read_record
 from raytpu_ops.backends.google.access import CloudAccess
@@ -217,6 +219,8 @@ class PoolLeases:
         giving = GivingBack(claim.owner, claim.name, claim.namespace, self._clock)
         names = [naming.node_pool_name(claim.owner, index) for index in range(plan.spec.num_slices)]
         policy = own_policy(claim.name, plan.spec.shape, self.options)
+        if any(rung.kind == "queued" for rung in plan.ladder):
+            await giving.tried(self.requests(giving))
         if await giving.google(google, names, policy, self.zones(google.cluster)):
             await giving.tried(self.kubernetes(giving))
             if policy:
@@ -226,6 +230,11 @@ class PoolLeases:
     async def _let_go(self, giving: GivingBack) -> None:
         async with self._kube() as kube:
             await giving.let_go(kube)
+
+    async def requests(self, giving: GivingBack) -> None:
+        """The part of a round that comes before all others, where the lease's nodes are queued for."""
+        async with self._kube() as kube:
+            await giving.requests(kube)
 
     async def kubernetes(self, giving: GivingBack) -> None:
         """The part of a round that Kubernetes has to do with."""
@@ -256,22 +265,26 @@ class PoolLeases:
             found.setdefault(record.owner.digest, record)
         return list(found.values())
 
-    async def lost(self, lease: SliceLease, record: Record) -> tuple[list[str], str]:
-        """The lease's pools that will never be, or are no more, in words; and why Google can't be asked, if so."""
+    async def lost(self, lease: SliceLease, record: Record, requests: Sequence[RequestView]) -> tuple[list[str], str]:
+        """The lease's pools that will never be, or are no more, in words; and why Google can't be asked, if so.
+
+        :param requests: for their nodes, where these are queued for.
+        """
         if record.pools is None or not record.pools.granted:
             return [], ""
         at, words = self._seen.get(lease.id, (None, []))
         if at is None or self._clock() - at >= _FRESH:
             try:
                 async with self.open() as google:
-                    words = [told for _, told in _lost(record.pools.names, await google.pools(), lease.owner)]
+                    words = [told for _, told in _lost(record, await google.pools(), requests)]
             except RayTpuError as error:
                 return [], f"its node pools can't be seen: {error}"
+            words += [f"nobody asks for the nodes of node pool {name}" for name in unasked(record, requests)]
             self._seen[lease.id] = (self._clock(), words)
         return words, ""
 
     async def mend(self, lease: SliceLease, say: Say = silent) -> Record | None:
-        """Delete each pool that is lost, and make another one in its place (F12).
+        """Delete each pool that is lost, and make another one in its place (F12); its nodes are queued for anew.
 
         :return: the record as it is then; None where no pool is lost.
         """
@@ -291,11 +304,28 @@ class PoolLeases:
 
             async def look() -> Pending | Done[Record]:
                 pending = await reconciler.round(record.model_dump_json(), pools.spent, others=others)
+                if pending is None and is_queued(record):
+                    pending = await self._queued_again(lease, record)
                 return pending or Done(record)
 
             phase = Phase.QUEUED if rung.waits_in_queue else Phase.PROVISIONING
-            by = begun + rung.within if rung.within else Deadlines().at(phase, begun)
+            waits = rung.within or (rung.valid_for if rung.kind == "queued" else None)
+            by = begun + waits if waits else Deadlines().at(phase, begun)
             return await tools.until(f"lease {lease.id}, node pools in the place of lost ones", look, by, phase)
+
+    async def _queued_again(self, lease: SliceLease, record: Record) -> Pending | None:
+        """Ask for the nodes of pools that stand in for lost ones, until they are there."""
+        async with self._kube() as kube:
+            there = await kube.ray_cluster(lease.id)
+            if there is None:
+                return None
+            asked = await ask(kube, there, record, record.expires_at - record.granted_at)
+        if isinstance(asked, Pending):
+            return asked
+        # The bookings of slices that stand have expired long ago.
+        check(asked, lease.spec.shape.hosts, placed=lease.spec.hosts)
+        waiting = [one.words() for one in asked if one.waits]
+        return Pending("; ".join(waiting)) if waiting else None
 
     async def _renamed(self, google: PoolsApi, lease: SliceLease) -> Done[tuple[Record, list[str]] | None]:
         """Write down the names of the pools that stand in for lost ones, before any is made."""
@@ -304,25 +334,33 @@ class PoolLeases:
             record = read_record(there) if there else None
             if there is None or record is None or record.pools is None or record.owner != lease.owner:
                 return Done(None)
-            lost = dict(_lost(record.pools.names, await google.pools(), lease.owner))
+            requests = await requests_of(kube, record.owner) if is_queued(record) else []
+            lost = dict(_lost(record, await google.pools(), requests))
             numbered = enumerate(record.pools.names)
             fresh = {name: _next(lease.owner, index, name) for index, name in numbered if name in lost}
             names = [fresh.get(name, name) for name in record.pools.names]
             record = record.model_copy(update={"pools": record.pools.model_copy(update={"names": names})})
+            if not fresh:
+                return Done((record, []) if unasked(record, requests) else None)
             suspend = bool(there["spec"].get("suspend"))
             # Where it is gone by now there is nothing to mend.
-            if not fresh or not await kube.change_ray_cluster(
-                there, {RECORD: record.model_dump_json()}, suspend=suspend
-            ):
-                return Done(None)
-            return Done((record, list(fresh.values())))
+            mended = await kube.change_ray_cluster(there, {RECORD: record.model_dump_json()}, suspend=suspend)
+            return Done((record, list(fresh.values())) if mended else None)
 
 
-def _lost(names: Sequence[str], pools: Sequence[NodePoolView], owner: Owner) -> list[tuple[str, str]]:
-    """Names of pools that are lost, with why."""
-    found = {pool.name: pool for pool in pools if pool.is_of(owner)}
-    lost = [(name, found.get(name)) for name in names if name not in found or found[name].is_lost]
-    return [(name, pool.words() if pool else f"node pool {name} is gone") for name, pool in lost]
+def _lost(record: Record, pools: Sequence[NodePoolView], requests: Sequence[RequestView]) -> list[tuple[str, str]]:
+    """Names of the lease's pools that are lost, or whose nodes are, with why."""
+    found = {pool.name: pool for pool in pools if pool.is_of(record.owner)}
+    refused = {one.pool: one.words() for one in requests if one.refused}
+    lost: list[tuple[str, str]] = []
+    for name in pools_of(record).names:
+        if name not in found:
+            lost.append((name, f"node pool {name} is gone"))
+        elif found[name].is_lost:
+            lost.append((name, found[name].words()))
+        elif name in refused:
+            lost.append((name, refused[name]))
+    return lost
 
 
 def _next(owner: Owner, index: int, name: str) -> str:

@@ -45,7 +45,8 @@ class Right(NamedTuple):
         return f"{self.resource}.{self.group}" + (f"/{self.subresource}" if self.subresource else "")
 
 
-_RAY, _KUEUE = "ray.io", "kueue.x-k8s.io"
+_RAY, _KUEUE, _SCALING = "ray.io", "kueue.x-k8s.io", "autoscaling.x-k8s.io"
+_QUEUED = "queued provisioning"
 
 #: In the namespace where the RayClusters live.
 RIGHTS: tuple[Right, ...] = (
@@ -63,6 +64,12 @@ RIGHTS: tuple[Right, ...] = (
     Right("", "services", "proxy", "update", "Ray through the API server: PUT uploads code and deploys applications"),
     Right("", "services", "proxy", "delete", "Ray through the API server: DELETE forgets jobs"),
     Right(_KUEUE, "workloads", "", "list", "why Kueue holds a RayCluster back, in its Workload's words", "Kueue"),
+    Right(_SCALING, "provisioningrequests", "", "list", "how far the queue for a slice's nodes is", _QUEUED),
+    Right(_SCALING, "provisioningrequests", "", "create", "server-side apply of one for each slice", _QUEUED),
+    Right(_SCALING, "provisioningrequests", "", "patch", "server-side apply", _QUEUED),
+    Right(_SCALING, "provisioningrequests", "", "delete", "another kind of capacity is next, repair, release", _QUEUED),
+    Right("", "podtemplates", "", "create", "server-side apply of what a ProvisioningRequest names", _QUEUED),
+    Right("", "podtemplates", "", "patch", "server-side apply", _QUEUED),
 )
 
 #: Read by ``raytpu doctor`` alone, on the whole cluster; ``deploy/gke/doctor.yaml`` grants it. Without

@@ -23,7 +23,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 #: Compute API. Newer generations are counted by ``tpus_per_tpu_family``, which that API does not show.
 _METRICS = {"v4": "TPU_PODSLICE_V4", "v5e": "TPU_LITE_PODSLICE_V5"}
 #: Kinds of capacity that are counted apart: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
-_PREEMPTIBLE = ("spot", "flex_start")
+_PREEMPTIBLE = ("spot", "flex_start", "queued")
 
 
 async def preflight(

@@ -14,7 +14,7 @@ import hashlib
 from datetime import datetime, timedelta
 from typing import Any
 
-from raytpu_ops.backends.ladder import Step
+from raytpu_ops.backends.ladder import Step, check_queue
 from raytpu_ops.backends.tpu_vm.record import RECORD, TOKEN, Record
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.backends.tpu_vm.startup import script
@@ -66,11 +66,7 @@ def check_rung(rung: AnyCapacity, where: str) -> None:
         raise InvalidSpec(
             f"{where}: the Cloud TPU API v2 has no flex-start; use backend 'gke' for it, or Queued(valid_for) here"
         )
-    if rung.kind == "queued" and rung.within is not None and rung.within > rung.valid_for:
-        raise InvalidSpec(
-            f"{where}: within ({rung.within}) is longer than valid_for ({rung.valid_for}), after which the request is "
-            "withdrawn: make valid_for as long, or leave within out"
-        )
+    check_queue(rung, where)
 
 
 def runtime_version(spec: SliceSpec, settings: Settings) -> str:

@@ -79,6 +79,7 @@ class FakeCluster:
             f"get {WEBHOOKS}": (200, {"items": [webhook()]}),
             f"post {RAY_CLUSTERS}": refusal(403, WRONG_HOSTS),
             f"post {PODS}": lambda request: admitted(request.data, "1"),
+            "get /apis/autoscaling.x-k8s.io": (200, {"versions": [{"version": "v1"}]}),
             "get /apis/kueue.x-k8s.io": (200, {"versions": [{"version": "v1beta1"}]}),
             f"get {NODES}": (200, {"items": [node("pool-a"), node("pool-a"), node("pool-b")]}),
         }

@@ -44,6 +44,7 @@ def test_a_whole_cluster_is_all_right(look: Callable[[], dict[str, Check]]):
         "pool-a: 2 x tpu-v4-podslice 2x2x2, 4 chips each; pool-b: 1 x tpu-v4-podslice 2x2x2, 4 chips each"
     )
     assert found["Kueue"].found == "v1beta1"
+    assert found["queued provisioning"].found == "v1"
 
 
 # The connection
@@ -245,6 +246,20 @@ def test_rights_on_kueue_are_only_needed_with_kueue(cluster: FakeCluster, look: 
     assert (check.ok, check.missing, check.found) == (False, False, "not allowed: list workloads.kueue.x-k8s.io")
     cluster.answers["get /apis/kueue.x-k8s.io"] = refusal(404, "not found")
     assert look()["Kueue"].ok
+
+
+def test_rights_on_queued_provisioning_are_only_needed_where_it_is_asked_for(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
+):
+    cluster.refused |= {"delete provisioningrequests", "create podtemplates"}
+    check = look()["queued provisioning"]
+    assert (check.ok, check.missing) == (False, False)
+    assert check.found == "not allowed: delete provisioningrequests.autoscaling.x-k8s.io; create podtemplates"
+    assert "only capacity `Queued` with the option `node_pools` needs it: " in check.help
+    cluster.answers["get /apis/autoscaling.x-k8s.io"] = refusal(404, "not found")
+    check = look()["queued provisioning"]
+    assert check.ok
+    assert check.found.startswith("not there, GKE 1.32.2-gke.1652000 or newer has it; only ")
 
 
 def test_reviews_that_are_refused_are_no_answer(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):

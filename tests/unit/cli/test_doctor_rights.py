@@ -14,6 +14,8 @@ from kubernetes_asyncio.client import Configuration
 
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.rights import DOCTOR_RIGHTS, RIGHTS, Right
+from tests.unit.gke.calls import MANIFEST as RAY_CLUSTER
+from tests.unit.gke.calls import REQUEST, TEMPLATE
 
 DEPLOY = Path(__file__).parents[3] / "deploy" / "gke"
 
@@ -76,7 +78,7 @@ def test_another_namespace_is_one_word_in_its_place():
 
 def test_rights_are_written_as_kubectl_writes_them():
     names = {right.full_name for right in RIGHTS}
-    assert {"rayclusters.ray.io", "pods/log", "services/proxy", "workloads.kueue.x-k8s.io"} <= names
+    assert {"rayclusters.ray.io", "pods/log", "services/proxy", "workloads.kueue.x-k8s.io", "podtemplates"} <= names
     assert all(right.why for right in (*RIGHTS, *DOCTOR_RIGHTS))
 
 
@@ -95,14 +97,19 @@ class _Access:
 CALLS: dict[str, tuple[Any, ...]] = {
     "ray_cluster": ("one",),
     "ray_clusters": ("a=b",),
-    "apply_ray_cluster": ({"metadata": {"name": "one"}},),
+    "apply_ray_cluster": (RAY_CLUSTER,),
     "change_ray_cluster": ({"metadata": {"name": "one", "uid": "uid", "resourceVersion": "1"}}, {"a": "b"}),
+    "let_go": ({"metadata": {"name": "one", "resourceVersion": "1", "finalizers": ["a"]}}, "a"),
     "delete_ray_cluster": ("one", "uid"),
     "pods": ("one",),
     "delete_pod": ("pod", "uid"),
     "last_lines": ("pod", "ray-head"),
     "token": ("one",),
     "workload": ("uid",),
+    "provisioning_requests": ("a=b",),
+    "apply_provisioning_request": (REQUEST,),
+    "delete_provisioning_request": (REQUEST,),
+    "apply_pod_template": (TEMPLATE,),
 }
 _PATH = re.compile(
     r"/(?:api/v1|apis/(?P<group>[^/]+)/[^/]+)/namespaces/ns/(?P<resource>[^/]+)(?:/(?P<name>[^/]+)(?:/(?P<sub>.+))?)?\Z"

@@ -33,6 +33,8 @@ Json = dict[str, Any]
 NAMESPACE = "ml"
 RAY_CLUSTERS = kmock.resource("ray.io", "v1", "rayclusters")
 PODS, SECRETS = kmock.resource("", "v1", "pods"), kmock.resource("", "v1", "secrets")
+POD_TEMPLATES = kmock.resource("", "v1", "podtemplates")
+REQUESTS = kmock.resource("autoscaling.x-k8s.io", "v1", "provisioningrequests")
 WORKLOADS = {version: kmock.resource("kueue.x-k8s.io", version, "workloads") for version in ("v1beta1", "v1beta2")}
 #: How long a pod may take to end, as our manifests say.
 _GRACE_S = 10
@@ -104,7 +106,7 @@ class FakeKube(kmock.KubernetesEmulator):
         self.clock = clock
         self.tokens = {"first"}
         self.namespaces = {NAMESPACE}
-        self.kinds = {RAY_CLUSTERS, PODS, SECRETS}
+        self.kinds = {RAY_CLUSTERS, PODS, SECRETS, POD_TEMPLATES, REQUESTS}
         #: Every request in words: ``get rayclusters``, ``list pods``, ``get pods/log``.
         self.calls: list[str] = []
         #: What a container wrote, by pod.
@@ -203,6 +205,11 @@ class FakeKube(kmock.KubernetesEmulator):
                 rest = [one for one in cluster["metadata"]["finalizers"] if one != _FOREGROUND]
                 self.change(RAY_CLUSTERS, name, finalizers=rest)
                 self._collect(name)
+        owners = {one["metadata"]["uid"] for one in self.all(RAY_CLUSTERS).values()}
+        for kind in (POD_TEMPLATES, REQUESTS):
+            for name, one in self.all(kind).items():
+                if not owners & {ref["uid"] for ref in one["metadata"].get("ownerReferences", [])}:
+                    self.forget(kind, name)
 
     def _collect(self, name: str) -> None:
         """A RayCluster that nothing holds in deletion is gone, and what belongs to it."""
@@ -331,6 +338,8 @@ class FakeKube(kmock.KubernetesEmulator):
         grace = timedelta(seconds=options.get("gracePeriodSeconds", _GRACE_S if kind == PODS else 0))
         if kind == PODS and not grace:
             self.forget(PODS, name)
+        elif kind == REQUESTS:
+            self.forget(kind, name)
         elif not metadata.get("deletionTimestamp"):
             held = {} if kind == PODS else {"finalizers": [*metadata.get("finalizers", []), _FOREGROUND]}
             self.change(kind, name, deletionTimestamp=_text(self.clock() + grace), **held)

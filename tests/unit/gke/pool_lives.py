@@ -17,7 +17,7 @@ import pytest
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.record import OWNER
-from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Spot
+from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Spot
 from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
@@ -28,9 +28,16 @@ from tests.unit.gke.fake_kube import AWAY, LOST, PODS, RESET
 from tests.unit.gke.pool_killer import Killer
 from tests.unit.gke.pool_world import World
 
-LADDERS = ([Spot()], [Spot(), OnDemand()], [FlexStart(3600, within=600), OnDemand()])
+LADDERS = (
+    [Spot()],
+    [Spot(), OnDemand()],
+    [FlexStart(3600, within=600), OnDemand()],
+    [Queued(3600, within=600), OnDemand()],
+    [FlexStart(3600, within=600), Queued(3600, within=600)],
+)
 SPECS = (
     SliceSpec.of("v4", "2x2x2", num_slices=2),
+    SliceSpec.of("v4", "2x2x2"),
     SliceSpec.of("7x", "2x2x2"),
     SliceSpec.of("v6e", "2x2", num_slices=2),
 )
@@ -38,6 +45,7 @@ SPECS = (
 TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "ABORTED")
 METHODS = ("ListNodePools", "ListOperations", "CreateNodePool", "DeleteNodePool", "GetNodePool", "container.*")
 KUBE = ("get rayclusters", "patch rayclusters", "delete rayclusters", "list pods", "delete pods", "")
+QUEUE = ("list provisioningrequests", "patch provisioningrequests", "delete provisioningrequests", "patch podtemplates")
 
 
 class Life:
@@ -83,11 +91,13 @@ class Life:
         google.compute.delay = 4
         google.calls.clear()
         self.world.kube.empty()
+        self.world.queue.refusal = ""
         self._heal()
 
     def _heal(self) -> None:
         """Nothing goes wrong any more."""
         self.world.kube.heals()
+        self.world.queue.refusal = ""
         self.world.google.faults.clear()
         self.world.google.faults.inject("*", "UNAVAILABLE", None, when=self._counts)
 
@@ -107,8 +117,10 @@ class Life:
         for _ in range(dice.choice((0, 0, 1, 2))):
             faults.inject(dice.choice(METHODS), dice.choice(TRANSIENT), dice.randint(1, 3), after=dice.random() < 0.4)
         for _ in range(dice.choice((0, 0, 1))):
-            self.world.kube.fails(dice.choice(KUBE), *dice.choices((RESET, AWAY, LOST), k=dice.randint(1, 3)))
-        match dice.randrange(9):
+            calls = QUEUE if dice.random() < 0.3 else KUBE
+            self.world.kube.fails(dice.choice(calls), *dice.choices((RESET, AWAY, LOST), k=dice.randint(1, 3)))
+        self.world.queue.refusal = dice.choice(("", "", "", "there are none"))
+        match dice.randrange(10):
             case 0:
                 faults.stockout(times=dice.randint(1, 3))
             case 1:
@@ -125,6 +137,8 @@ class Life:
                 faults.too_many("container.*", times=3)
             case 7:
                 self.world.google.expire_tokens()
+            case 8 if self.world.pools:
+                self.world.queue.revoke(dice.choice(sorted(self.world.pools)))
 
     async def _act(self) -> None:
         """One thing that a task, a person or Google does."""

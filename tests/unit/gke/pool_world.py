@@ -24,13 +24,15 @@ from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import CLUSTER
+from tests.google_fake.queued import Queue
 from tests.unit.gke.conftest import ME
-from tests.unit.gke.fake_kube import NAMESPACE, PODS, RAY_CLUSTERS, SECRETS, FakeKube
+from tests.unit.gke.fake_kube import NAMESPACE, POD_TEMPLATES, PODS, RAY_CLUSTERS, REQUESTS, SECRETS, FakeKube
 from tests.unit.gke.seen import SPEC
 
 #: Names of the lease and its pools.
 LEASE_ID = lease_id(ME)
 POOLS = [node_pool_name(ME, 0), node_pool_name(ME, 1)]
+KINDS = (RAY_CLUSTERS, PODS, SECRETS, POD_TEMPLATES, REQUESTS)
 RUNNING = container_v1.NodePool.Status.RUNNING
 
 
@@ -46,6 +48,8 @@ class World:
         self.said: list[str] = []
         self.meanwhile: Callable[[], object] = lambda: None
         kube.clock = google.clock.now
+        [cluster] = google.container.clusters.values()
+        self.queue = Queue(google.container, cluster)
 
     @property
     def now(self) -> datetime:
@@ -62,6 +66,7 @@ class World:
     def settle(self) -> None:
         """What kubelets, KubeRay and the autoscaler do by themselves."""
         self.kube.settle()
+        self._queue()
         for name, cluster in self.kube.all(RAY_CLUSTERS).items():
             wanted = not cluster["spec"].get("suspend") and not cluster["metadata"].get("deletionTimestamp")
             there = any(pod["metadata"]["labels"].get("ray.io/cluster") == name for pod in self.kube.all(PODS).values())
@@ -72,6 +77,13 @@ class World:
             elif there and cluster["spec"].get("suspend"):
                 for pod in self.pods_of(name):
                     self.kube.forget(PODS, pod)
+
+    def _queue(self) -> None:
+        """Google goes on with the requests in its queue."""
+        requests = self.kube.all(REQUESTS)
+        told = self.queue.look(requests.values(), self.kube.all(POD_TEMPLATES), lambda _: bool(self.kube.all(PODS)))
+        for name, rows in told.items():
+            self.kube.store(REQUESTS, {**requests[name], "status": {"conditions": rows}})
 
     def has_hosts(self, cluster: Mapping[str, Any]) -> bool:
         """There are nodes for all of its pods."""
@@ -90,6 +102,7 @@ class World:
         [cluster] = self.google.container.clusters.values()
         for name, pool in cluster.pools.items():
             empty = pool.autoscaling.enabled and pool.status == RUNNING and not cluster.sizes[name]
+            empty = empty and not pool.queued_provisioning.enabled
             if empty and pool.config.labels.get(LEASE) == lease and not pool.etag.startswith("asked"):
                 pool.etag = "asked"
                 self.google.container.scale_up(
@@ -157,7 +170,10 @@ class World:
         found = {
             "pools": list(self.pools),
             "policies": list(self.google.compute.policies),
-            **{kind.plural: list(self.kube.all(kind)) for kind in (RAY_CLUSTERS, PODS, SECRETS)},
+            **{
+                kind.plural: list(self.kube.all(kind))
+                for kind in (RAY_CLUSTERS, PODS, SECRETS, POD_TEMPLATES, REQUESTS)
+            },
         }
         return {kind: names for kind, names in found.items() if names}
 

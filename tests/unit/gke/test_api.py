@@ -250,7 +250,7 @@ async def test_an_answer_that_is_not_kubernetes_is_the_far_side_being_away(
     assert "log in" not in one_line(broken)  # nothing of a body that may be a Secret
 
 
-@pytest.mark.parametrize("call", ["list rayclusters", "list pods", "list workloads"])
+@pytest.mark.parametrize("call", sorted(call for call in CALLS if call.startswith("list")))
 async def test_a_list_without_items_is_no_empty_list(kube: FakeKube, api: KubeApi, call: str):
     kube.kinds |= set(WORKLOADS.values())
     kube.fails(call, answer(200, '{"metadata": {}, "items": null}'))

@@ -251,7 +251,8 @@ def test_bad_options_are_refused_in_one_line(options, said):
 
 
 @pytest.mark.parametrize(
-    ("rungs", "said"), [([Spot(), OnDemand()], "takes one kind, 2 were given"), ([Queued(60)], "queues by Kueue")]
+    ("rungs", "said"),
+    [([Spot(), OnDemand()], "takes one kind, 2 were given"), ([Queued(60)], "name a Kueue LocalQueue")],
 )
 async def test_kinds_of_capacity_that_it_does_not_have_are_refused(rungs, said):
     with pytest.raises(InvalidSpec, match=said):

@@ -134,7 +134,8 @@ async def test_flex_start_begins_with_empty_pools_and_is_granted_when_all_hosts_
 @pytest.mark.parametrize(
     ("capacity", "options", "said"),
     [
-        (Queued(60), {}, "GKE's queued provisioning is for GPUs"),
+        (Queued(60), {"node_pools": {"reuse": POOLS}}, "set its option node_pools, without reuse; or .* LocalQueue"),
+        (Queued(60, within=90), {}, r"capacity\[0\]: within .* is longer than valid_for"),
         ([Spot(), OnDemand()], {"node_pools": {"reuse": POOLS}}, "takes one kind, 2 were given"),
         (None, {"node_pools": {"reuse": POOLS[:1]}}, "1 node pools are named, 2 x v4"),
         (

@@ -24,7 +24,7 @@ from raytpu_ops.backends.gke.node_pools import (
 from raytpu_ops.backends.gke.pool_settings import NodePools, is_zone, region_of
 from raytpu_ops.backends.gke.record import LEASE, OWNER, RECORD
 from raytpu_ops.backends.gke.settings import Settings
-from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Reservation, Spot
+from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.naming import lease_id, node_pool_name
@@ -34,7 +34,14 @@ from tests.google_fake import pool_rules
 ME = Owner(dag_id="Digits & more", run_id="manual__2026-11-30T08:00:00+00:00", task_id="provision", map_index=3)
 ZONE = "us-east5-b"
 NAMES = (node_pool_name(ME, 0), node_pool_name(ME, 1))
-RUNGS = [OnDemand(), Spot(), Reservation("team-a"), Reservation("projects/other-1/reservations/b"), FlexStart(3600)]
+RUNGS = [
+    OnDemand(),
+    Spot(),
+    Reservation("team-a"),
+    Reservation("projects/other-1/reservations/b"),
+    FlexStart(3600),
+    Queued(3600),
+]
 
 
 def wanted(rung: Any = None, shape: Any = None, **options: Any) -> Wanted:
@@ -62,7 +69,7 @@ def test_every_shape_is_a_request_that_gke_takes(rung: Any):
         pool_rules.check_name(pool.name)
         pool_rules.check(pool, [ZONE], [lease_id(ME)])
         assert pool_rules.late_failure(pool) is None
-        hosts = pool.autoscaling.total_max_node_count if rung.kind == "flex_start" else pool.initial_node_count
+        hosts = pool.autoscaling.total_max_node_count if rung.waits_in_queue else pool.initial_node_count
         assert hosts == shape.hosts
         assert bool(pool.placement_policy.tpu_topology) == (shape.placement == "compact")
         assert bool(pool.placement_policy.policy_name) == (shape.placement == "workload")
@@ -90,6 +97,11 @@ def test_each_kind_of_capacity_is_asked_for_in_its_own_way():
     assert flex.config.max_run_duration == timedelta(hours=2)
     assert (flex.initial_node_count, flex.autoscaling.total_max_node_count) == (0, 4)
     assert not flex.management.auto_repair
+    assert not flex.queued_provisioning.enabled
+    queued = request(Queued(60))
+    assert (queued.queued_provisioning.enabled, queued.config.flex_start) == (True, True)
+    assert (queued.initial_node_count, queued.autoscaling.total_max_node_count) == (0, 4)
+    assert not queued.config.max_run_duration
     assert request().management.auto_repair
     assert not request().config.reservation_affinity
 
