@@ -57,6 +57,7 @@ async def reaped(backend: ManyLeases, *, ask: Callable[[Owner], object] = is_ove
 
 
 async def test_what_expired_and_what_served_a_run_that_is_over_goes(many: ManyLeases) -> None:
+    """F09."""
     done = await reaped(many)
 
     assert set(many.leases) == {"runs", "unknown"}

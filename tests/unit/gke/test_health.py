@@ -214,6 +214,7 @@ def test_pods_that_only_the_webhook_has_numbered_are_of_their_slice(legacy):
 
 
 def test_a_cluster_over_quota_is_queued_and_says_so_in_kueues_words():
+    """F10."""
     message = "couldn't assign flavors to pod set slice: insufficient quota for google.com/tpu in flavor v4"
     suspended = cluster(labels={"kueue.x-k8s.io/queue-name": "team"}, suspend=True)
     found = report(
@@ -245,6 +246,7 @@ def test_one_that_kueue_preempted_is_queued_again_since_then():
 
 
 def test_what_kueue_has_admitted_counts_from_its_admission():
+    """F10."""
     queued = cluster(labels={"kueue.x-k8s.io/queue-name": "team"})
     admitted = workload(condition("QuotaReserved"), condition("Admitted", seconds=3600))
     found = report(queued, pods=PODS[:1], nodes=NODES[:1], the_workload=admitted)

@@ -197,7 +197,7 @@ async def test_a_clusters_path_names_the_project_where_the_account_has_none(
 
 @pytest.mark.parametrize("words", ["stockout", "exhausted"])
 async def test_a_stock_out_is_cleared_away_and_the_next_rung_is_tried(world: World, words: str):
-    """F01: the pool exists in ERROR, its operation is DONE with an error."""
+    """F01, F06: the pool exists in ERROR, its operation is DONE with an error."""
     getattr(world.google.faults, words)(name=POOLS[1])
 
     lease = await acquired(world, [Spot(), OnDemand()])

@@ -234,6 +234,13 @@ def test_a_pool_that_is_going_is_not_the_wanted_one():
     assert not found.is_whole
 
 
+@pytest.mark.parametrize("status", ["PROVISIONING", "RECONCILING", "STATUS_UNSPECIFIED"])
+def test_a_pool_counts_when_it_runs_and_not_before(status: str):
+    """F08: there is no other word for it, and its operation may not be told of yet."""
+    found = scene(wanted(), [pool(status=status), BOTH[1]], [])
+    assert found.waiting == (f"{NAMES[0]} is {status}",)
+
+
 @pytest.mark.parametrize("changed", [{"digest": "of-another-step"}, {"name": node_pool_name(ME, 7)}], ids=str)
 def test_a_pool_of_ours_that_is_not_as_it_is_wanted_goes_first(changed: dict[str, Any]):
     """F03."""

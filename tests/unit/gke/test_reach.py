@@ -185,6 +185,7 @@ async def test_a_certificate_without_its_key_is_told_as_such(access: KubeconfigA
 
 
 async def test_the_token_is_read_once_and_again_where_it_was_refused():
+    """F38."""
     secret = Secret("old")
     found = RayCredentials(secret)
     assert [await found.headers() for _ in range(3)] == [{"authorization": "Bearer old"}] * 3

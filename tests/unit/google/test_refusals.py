@@ -340,6 +340,7 @@ def test_a_far_side_that_is_not_able_to_answer_is_asked_again(code: grpc.StatusC
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_a_rest_answer_of_the_same_kind_is_asked_again(status: int) -> None:
+    """F05."""
     assert type(refused(exceptions.from_http_status(status, "x"), "get reservation r")) is RemoteUnavailable
 
 

@@ -134,7 +134,7 @@ async def test_one_that_is_being_deleted_is_waited_for(google: GoogleFake, backe
 async def test_a_suspended_one_is_deleted_before_it_is_replaced_under_other_names(
     google: GoogleFake, backend: TpuVmBackend
 ):
-    """F12."""
+    """F11, F12."""
     lease = await backend.acquire(planned(Spot()), ME)
     node = next(iter(google.nodes()))
     google.tpu.preempt(node)

@@ -77,6 +77,7 @@ def test_ready_is_all_of_it():
 
 @pytest.mark.parametrize("state", [one.name for one in tpu_v2.QueuedResourceState.State][1:])
 def test_every_state_of_a_queued_resource_has_a_meaning(state: str):
+    """F11."""
     assert states.queued_resource(state) is not Meaning.UNKNOWN
     found = report(replace(WHOLE, queued=replace(QUEUED, state=state)))
     fatal, taken = state in ("FAILED", "DELETING"), state in ("SUSPENDING", "SUSPENDED")

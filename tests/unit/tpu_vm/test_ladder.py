@@ -17,7 +17,7 @@ from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, full, nothing_left, plan
 
 
 async def test_each_rung_is_tried_in_each_zone_and_all_is_on_record(google: GoogleFake, backend: TpuVmBackend):
-    """F01."""
+    """F01, F06."""
     google.faults.stockout(times=3)
     said: list[str] = []
     lease = await backend.acquire(planned([Reservation("team-a"), Spot()]), ME, say=said.append)

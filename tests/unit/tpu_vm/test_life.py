@@ -289,6 +289,7 @@ async def test_a_lease_does_not_begin_before_it_is_granted(google: GoogleFake, m
 
 
 async def test_nodes_whose_queued_resource_is_gone_are_a_lease_still(google: GoogleFake, make: Make):
+    """F09."""
     lease = await make().acquire(planned(), ME)
     del google.tpu.queued[full()]
     for find in (make().find(ME), make().list_leases()):
