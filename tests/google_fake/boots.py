@@ -49,6 +49,8 @@ class BootsNodes:
         cluster.endpoint = testbed.server.removeprefix("https://")
         cluster.ca = base64.b64encode((testbed.layout.pki / "ca.crt").read_bytes()).decode()
         self.queue = queued.Queue(pools, cluster)
+        # Pods come as fast as this machine lets them.
+        self.queue.booked *= pools.clock.speed
         self._bring_kind()
         self._scaler = threading.Thread(target=self._scale, name="google-fake-autoscaler", daemon=True)
         self._scaler.start()

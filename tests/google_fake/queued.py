@@ -22,8 +22,6 @@ API, KIND, PLURAL = "autoscaling.x-k8s.io/v1", "ProvisioningRequest", "provision
 _GROUP, _VERSION = API.split("/")
 _CLASS = "queued-provisioning.gke.io"
 _TAINT = {"key": "cloud.google.com/gke-queued", "value": "true", "effect": "NoSchedule"}
-#: How long nodes are kept for pods that are to use them.
-BOOKED = timedelta(minutes=10)
 
 
 class Queue:
@@ -32,11 +30,12 @@ class Queue:
     :param pools: of the fake.
     :param cluster: whose requests these are.
     :ivar refusal: words with which every request that is not granted yet fails; empty: none does.
+    :ivar booked: how long nodes are kept for pods that are to use them.
     """
 
     def __init__(self, pools: Pools, cluster: Cluster) -> None:
         self._pools, self._cluster = pools, cluster
-        self.refusal = ""
+        self.refusal, self.booked = "", timedelta(minutes=10)
         #: When nodes come, by the request's uid.
         self._due: dict[str, datetime] = {}
         self._revoked: set[str] = set()
@@ -89,7 +88,7 @@ class Queue:
         if pool in self._revoked:
             return "CapacityRevoked", f"Nodes of Provisioning Request {name} were taken back."
         booked = datetime.fromisoformat(there["Provisioned"]["lastTransitionTime"])
-        if "BookingExpired" in there or now < booked + BOOKED:
+        if "BookingExpired" in there or now < booked + self.booked:
             return None
         if pool in self._cluster.pools and not is_used(pool):
             self._pools.preempt(self._path(pool))

@@ -7,9 +7,11 @@ from typing import Any
 import pytest
 
 from raytpu_ops.backends.gke.health import Seen, judged
+from raytpu_ops.backends.gke.queued import RequestView
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.readiness import Readiness
 from tests.unit.gke.seen import (
+    HOSTS,
     NAME,
     NODES,
     PODS,
@@ -265,3 +267,41 @@ def test_one_that_somebody_suspended_says_so():
 
     assert found.phase is Phase.QUEUED
     assert "somebody set spec.suspend" in found.describe()
+
+
+# Nodes that Google queues
+
+
+def asked(name: str, *said: str, since: float = 0) -> RequestView:
+    rows = [condition(one, message="ETA: soon", seconds=since) for one in said]
+    return RequestView.of(
+        {
+            "metadata": {"name": name, "creationTimestamp": text(since)},
+            "spec": {"podSets": [{"podTemplateRef": {"name": name}}]},
+            "status": {"conditions": rows},
+        }
+    )
+
+
+WAITS = [pod(None), *(waiting(*place, "0/3 nodes") for place in HOSTS)]
+
+
+def test_hours_in_googles_queue_are_a_phase_of_their_own():
+    """F10."""
+    found = judged(
+        SPEC, NAME, seen(pods=WAITS, requests=[asked("a", "Provisioned"), asked("b", "Accepted", since=900)])
+    )
+    assert (found.phase, found.since) == (Phase.QUEUED, at(900))
+    assert "ProvisioningRequest b is Accepted: ETA: soon" in found.describe()
+    assert not found.broken
+
+
+def test_a_start_up_begins_when_the_nodes_came():
+    found = judged(SPEC, NAME, seen(pods=WAITS, requests=[asked("a", "Provisioned", since=50000)]))
+    assert (found.phase, found.since) == (Phase.PROVISIONING, at(50000))
+
+
+def test_a_queue_does_not_hide_a_slice_that_is_lost():
+    found = judged(SPEC, NAME, seen(pods=WAITS, requests=[asked("a", "Accepted")], lost_pools=["pool b is gone"]))
+    assert found.phase is Phase.PROVISIONING
+    assert len(found.broken) == 1
