@@ -43,7 +43,7 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
         ladder=list(ladder),
         lease_for=lease_for,
         creates=creates,
-        notes=[note for note in _notes(ladder, settings, lease_for) if note],
+        notes=[note for note in _notes(spec, ladder, settings, lease_for) if note],
     )
 
 
@@ -92,7 +92,7 @@ def _short(rung: FlexStart | Queued, lease_for: timedelta) -> str:
     return f"{rung.kind} hosts are taken back after {runs}, the lease is for {lease_for}"
 
 
-def _notes(ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:
+def _notes(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:
     options = settings.node_pools
     short = [_short(rung, lease_for) for rung in ladder if rung.kind in ("flex_start", "queued")]
     if options is not None and options.reuse:
@@ -101,6 +101,8 @@ def _notes(ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedel
         tried = ", then ".join(f"reservation {one.name}" if one.kind == "reservation" else one.kind for one in ladder)
         several = len(ladder) > 1 or len(options.zones) > 1
         notes = [f"tried in order: {tried}; each in every zone before the next"] if several else []
+        if spec.num_slices > 1 and any(rung.kind == "queued" for rung in ladder):
+            notes.append("queued: each slice is granted by itself, and paid for until the last one is there")
         return [*notes, *short]
     notes = [f"waits in Kueue's LocalQueue {settings.queue}"] if settings.queue else []
     if ladder[0].kind != "on_demand":

@@ -273,6 +273,10 @@ def test_the_time_at_which_google_means_to_have_it_is_told():
 async def test_a_plan_says_what_is_asked_of_google(world: World):
     plan = await world.plan(world.backend(), QUEUED)
     assert "2 ProvisioningRequests with a PodTemplate, in the queued step" in plan.creates
+    assert "queued: each slice is granted by itself, and paid for until the last one is there" in plan.notes
+    one = await world.plan(world.backend(), QUEUED, ONE)
+    assert "1 ProvisioningRequest with a PodTemplate, in the queued step" in one.creates
+    assert not any("each slice" in note for note in one.notes)
 
 
 async def test_without_pools_of_its_own_it_is_refused_with_both_ways(world: World):
