@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -70,6 +71,7 @@ class DevicePlugin:
 
     def __init__(self, kubelet: Path, shape: SliceShape) -> None:
         self._folder = kubelet / "device-plugins"
+        self._handle = -1
         self._shape = shape
         self._types = _message_types()
         self._server: grpc.aio.Server | None = None
@@ -83,8 +85,10 @@ class DevicePlugin:
 
     async def start(self) -> None:
         """Register with the kubelet as soon as and whenever it starts, and serve it."""
+        self._folder.mkdir(parents=True, exist_ok=True)  # the kubelet's own, which may be later
         for stale in self._folder.glob("*.sock"):
             stale.unlink()  # of a kubelet that was killed
+        self._handle = os.open(self._folder, os.O_PATH | os.O_DIRECTORY)
         self._registration = asyncio.create_task(self._keep_registered())
 
     async def stop(self) -> None:
@@ -92,6 +96,9 @@ class DevicePlugin:
         if self._registration is not None:
             self._registration.cancel()
         await self._end_server()
+        if self._handle >= 0:
+            os.close(self._handle)
+            self._handle = -1
 
     async def _end_server(self) -> None:
         if self._server is not None:
@@ -110,8 +117,12 @@ class DevicePlugin:
         self._socket = self._folder / f"tpu-{next(self._numbers)}.sock"
         self._server = grpc.aio.server()
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers),))
-        self._server.add_insecure_port(f"unix:{self._socket}")
+        self._server.add_insecure_port(self._address(self._socket))
         await self._server.start()
+
+    def _address(self, socket: Path) -> str:
+        """Of a socket in the node's folder; its path may be longer than the 107 bytes that sockets take."""
+        return f"unix:/proc/self/fd/{self._handle}/{socket.name}"
 
     def set_healthy(self, healthy: bool) -> None:
         """What is said of the chips from now on.
@@ -137,7 +148,7 @@ class DevicePlugin:
 
     async def _register(self, kubelet: Path) -> None:
         request = self._types["RegisterRequest"](version="v1beta1", endpoint=self._socket.name, resource_name=_RESOURCE)
-        async with grpc.aio.insecure_channel(f"unix:{kubelet}") as channel:
+        async with grpc.aio.insecure_channel(self._address(kubelet)) as channel:
             register = channel.unary_unary("/v1beta1.Registration/Register", _bytes, self._types["Empty"].FromString)
             await register(request, wait_for_ready=True, timeout=10)
 
