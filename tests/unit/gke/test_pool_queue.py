@@ -59,6 +59,7 @@ async def test_a_requests_pods_are_those_that_kuberay_makes_on_that_pool(world: 
 
     host = template(world)
     for name, found in world.kube.all(POD_TEMPLATES).items():
+        assert found["metadata"]["labels"]["cloud.google.com/apply-warden-policies"] == "true"
         assert found["template"]["spec"].pop("nodeSelector") == {
             **host["spec"]["nodeSelector"],
             "cloud.google.com/gke-nodepool": name,

@@ -11,16 +11,16 @@ import pytest
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask
 from raytpu_ops.backends.gke.record import read_record
-from raytpu_ops.tpu.capacity import Spot
+from raytpu_ops.tpu.capacity import Queued, Spot
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import CapacityUnavailable
+from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import node_pool_name
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Pending
 from tests.google_fake.fake import CLUSTER, ZONE
 from tests.unit.gke.conftest import ME
-from tests.unit.gke.fake_kube import LOST, NAMESPACE, PODS, RAY_CLUSTERS, REQUESTS
+from tests.unit.gke.fake_kube import FORBIDDEN, LOST, NAMESPACE, PODS, RAY_CLUSTERS, REQUESTS
 from tests.unit.gke.pool_killer import Killer
 from tests.unit.gke.pool_queue import QUEUED, acquired, dies, never, requests
 from tests.unit.gke.pool_world import LEASE_ID, POOLS, World
@@ -63,6 +63,28 @@ async def test_a_release_while_it_queues_ends_the_queueing_first(world: World):
     assert released.removed[:2] == [f"ProvisioningRequest {name}" for name in POOLS]
     assert f"ProvisioningRequest {POOLS[0]} was told to go" in released.left
     await world.released(lease)
+    assert world.left == {}
+
+
+async def test_a_roll_back_ends_the_queueing_before_pools_go(world: World):
+    never(world)
+    asked: list[list[str]] = []
+
+    def look(*_: object) -> bool:
+        asked.append(list(requests(world)))
+        return False
+
+    def forbidden() -> None:
+        if requests(world):
+            world.kube.fails("patch rayclusters", FORBIDDEN, always=True)
+
+    world.google.faults.inject("DeleteNodePool", "UNKNOWN", when=look)
+    world.meanwhile = forbidden
+    with pytest.raises(Misconfigured, match="cannot patch resource"):
+        await acquired(world)
+
+    assert asked
+    assert asked == [[]] * len(asked)
     assert world.left == {}
 
 
@@ -180,6 +202,18 @@ async def broken(world: World) -> SliceLease:
     lease = await acquired(world)
     lose(world, POOLS[1], "revoked")
     return lease
+
+
+async def test_a_replacement_is_waited_for_as_long_as_the_place_in_the_queue_is_good_for(world: World):
+    lease = await acquired(world, Queued(600))
+    lose(world, POOLS[1], "gone")
+    never(world)
+    begun = world.now
+
+    with pytest.raises(DeadlineExceeded, match="is Accepted: .* successfully queued"):
+        await world.backend().repair(lease)
+
+    assert 0 <= (world.now - begun).total_seconds() - 600 < 60
 
 
 async def test_a_mend_that_is_cut_at_any_point_is_finished_by_the_next(world: World, killer: Killer):
