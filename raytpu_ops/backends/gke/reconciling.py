@@ -60,7 +60,7 @@ class Reconciler:
         return Pending(_words(found, blocked))
 
     async def clear(self) -> tuple[Pending | None, list[str]]:
-        """Take the pools of this step away, and the policy that was made for them.
+        """Take the pools of this step away. The policy that was made for them stays: the next step's need the same.
 
         :return: what is still there, None once nothing is; and the names of all operations that failed.
         """
@@ -72,8 +72,7 @@ class Reconciler:
             blocked = self._blocked(operations) or await self._delete(mine)
             words = [one.words() for one in mine] or [f"node pool {name} is being made" for name in under_way]
             return Pending("; ".join([*words, *([blocked] if blocked else [])])), []
-        policy = await remove_policy(self._google, self._wanted.owner, self._wanted.own_policy, self._wanted.zone)
-        return (Pending(policy) if policy else None), [one.name for one in making if one.failed]
+        return None, [one.name for one in making if one.failed]
 
     def _blocked(self, operations: Sequence[OperationView]) -> str:
         """The operation that Google named before still runs."""

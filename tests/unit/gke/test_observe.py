@@ -163,6 +163,7 @@ SILENT = [RESET, CUT, AWAY, answer(502, "<html>Bad Gateway</html>"), answer(200,
 @pytest.mark.parametrize("call", ["get rayclusters", "list pods", "list workloads"])
 @pytest.mark.parametrize("fault", SILENT, ids=["reset", "cut", "503", "502", "page"])
 async def test_a_silent_server_is_told_and_never_raised(kube: FakeKube, make: Make, call: str, fault: Fault):
+    """F07."""
     backend = make(queue="team")
     plan = await backend.plan(seen.SPEC, [OnDemand()], lease_for=timedelta(hours=1))
     lease = await backend.acquire(plan, ME)

@@ -12,7 +12,7 @@ from google.cloud.container_v1 import NodePool
 
 from raytpu_ops.backends.gke.record import OWNER, RECORD
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
-from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured, Preempted
+from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured, Preempted, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import refusals
@@ -460,6 +460,17 @@ async def test_a_roll_back_is_waited_for_and_what_does_not_go_is_named(world: Wo
     world.google.faults.inject("DeleteNodePool", "PERMISSION_DENIED", times=None)
 
     with pytest.raises(Misconfigured, match=r"left: .*delete node pool .*raytpu-owner="):
+        await acquired(world, Spot())
+
+    assert list(world.left) == ["pools", "rayclusters"]
+
+
+async def test_a_roll_back_that_takes_too_long_says_what_is_left(world: World):
+    """F32: a deletion that hangs at Google ends in the error that the reaper's reader needs, and in time."""
+    world.google.faults.stockout(name=POOLS[0])
+    world.google.container.delays.delete = 1e6
+
+    with pytest.raises(RayTpuError, match=rf"; left: .*node pool {POOLS[0]} .*raytpu-owner={ME.digest}"):
         await acquired(world, Spot())
 
     assert list(world.left) == ["pools", "rayclusters"]

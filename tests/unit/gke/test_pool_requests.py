@@ -107,6 +107,7 @@ def test_each_kind_of_capacity_is_asked_for_in_its_own_way():
 
 
 def test_a_users_workload_policy_is_taken_as_it_is():
+    """F42."""
     ironwood = resolve("7x", "2x2x2")
 
     assert request(shape=ironwood, workload_policy="ours").placement_policy.policy_name == "ours"

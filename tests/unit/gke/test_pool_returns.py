@@ -259,6 +259,7 @@ async def test_google_is_asked_only_while_something_is_missing_and_not_at_every_
 
 
 async def test_a_google_that_does_not_answer_takes_nothing_from_the_report(world: World, lease: SliceLease):
+    """F07."""
     lose_a_slice(world.kube)
     world.google.faults.unavailable("container.*")
 

@@ -237,6 +237,20 @@ async def test_the_client_of_a_lease_goes_on_when_the_api_servers_token_expires(
     assert ray.count("GET /api/version") == 2
 
 
+async def test_a_token_of_rays_that_was_made_anew_is_read_again_through_the_proxy(
+    kube: FakeKube, backend: GkeBackend, lease: SliceLease
+):
+    """F38."""
+    kube.become_whole(lease.id)
+    async with FakeRay(RAY_TOKEN) as ray, backend.ray(lease) as client:
+        kube.ray = ray.address
+        await client.version()
+        ray.token = "another"
+        kube.set_token(lease.id, "another")
+
+        assert (await client.version()).ray_version == "2.60.0"
+
+
 async def test_without_the_right_to_the_proxy_it_is_named(kube: FakeKube, backend: GkeBackend, lease: SliceLease):
     kube.become_whole(lease.id)
     said = 'User "me" cannot get resource "services/proxy" in API group "" in the namespace "ml"'

@@ -256,6 +256,7 @@ def strangers(kube: FakeKube, lease: SliceLease) -> None:
 async def test_nothing_happens_to_a_strangers_raycluster_of_the_same_name(
     kube: FakeKube, backend: GkeBackend, whole: SliceLease
 ):
+    """F03."""
     strangers(kube, whole)
 
     released = await backend.release(whole)

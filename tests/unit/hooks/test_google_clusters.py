@@ -126,7 +126,7 @@ async def test_a_token_that_lasts_is_asked_for_once(server: ApiServer, gke: Gke,
 async def test_a_client_that_was_made_long_ago_gets_a_new_token(
     server: ApiServer, gke: Gke, tokens: Tokens, by_key: str
 ) -> None:
-    """A watch of hours holds one client; its token is replaced while it can still be used."""
+    """F38: a watch of hours holds one client; its token is replaced while it can still be used."""
     from kubernetes_asyncio.client import ApiClient, VersionApi
 
     server.tokens = {f"key-{number}" for number in range(1, 20)}
@@ -143,7 +143,7 @@ async def test_a_client_that_was_made_long_ago_gets_a_new_token(
 
 
 async def test_renewing_asks_for_everything_again(server: ApiServer, gke: Gke, tokens: Tokens, by_key: str) -> None:
-    """A token that is refused may be of a cluster that was made anew."""
+    """F38: a token that is refused may be of a cluster that was made anew."""
     server.tokens = {"key-2"}
     access = tpus()
 

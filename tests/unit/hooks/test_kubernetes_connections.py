@@ -76,6 +76,7 @@ async def test_a_kubeconfig_as_json_in_the_connection(server: ApiServer, tmp_pat
 async def test_a_plugin_is_asked_again_when_its_token_was_refused(
     server: ApiServer, tmp_path: Path, connect: Connect
 ) -> None:
+    """F38."""
     server.tokens = {"plugin-1"}
     user = plugin(PLUGIN, str(tmp_path / "count"))
     connect("k8s", "kubernetes", kube_config_path=str(server.kubeconfig(tmp_path / "config", **user)))

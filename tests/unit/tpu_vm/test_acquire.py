@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
 from google.cloud import tpu_v2
 
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
+from raytpu_ops.backends.tpu_vm.granting import judged
 from raytpu_ops.backends.tpu_vm.record import OWNER, RECORD, TOKEN
 from raytpu_ops.tpu.capacity import OnDemand, Queued, Spot
-from raytpu_ops.tpu.errors import Misconfigured, Preempted, RayTpuError
+from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, Preempted, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.gate import Call
 from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, SPEC, Make, full, nothing_left, planned, state, until
+from tests.unit.tpu_vm.test_health import QUEUED
 
 # Made, and adopted
 
@@ -197,6 +200,28 @@ async def test_one_that_somebody_deletes_meanwhile_is_not_made_again(google: Goo
         await task
     assert nothing_left(google)
     assert len(google.tpu.made) == 1
+
+
+@pytest.mark.parametrize("word", ["SUSPENDING", "SUSPENDED"])
+def test_one_that_is_suspended_before_it_is_whole_is_a_refusal(word: str):
+    """F12: it never comes back by itself, so nobody waits for it until the deadline."""
+    with pytest.raises(CapacityUnavailable, match=f"is {word}: Google took the slices back before they were whole"):
+        judged(replace(QUEUED, state=word), [])
+
+
+async def test_one_that_is_active_is_granted_when_every_node_is_ready(google: GoogleFake, make: Make):
+    """F06: the word for the whole is not taken for all of its parts; here Google mends one of them."""
+    lease = await make().acquire(planned(), ME)
+    node = f"projects/{PROJECT}/locations/{ZONE}/nodes/{lease.created['slice'][1]}"
+    google.tpu.set_node(node, tpu_v2.Node.State.REPAIRING)
+    ready = google.clock.now() + timedelta(minutes=5)
+    google.clock.after(300, lambda: google.tpu.set_node(node, tpu_v2.Node.State.READY))
+
+    again = await make().acquire(planned(), ME)
+
+    assert state(google) == "ACTIVE"
+    assert google.clock.now() >= ready
+    assert again.created == lease.created
 
 
 # Rolled back
