@@ -545,7 +545,7 @@ async def test_7x_gets_a_workload_policy_that_goes_with_its_pools(world: World):
 
 @pytest.mark.parametrize("answer", ["ALREADY_EXISTS", "DEADLINE_EXCEEDED"])
 async def test_a_policy_that_was_made_though_google_says_otherwise_is_adopted(world: World, answer: str):
-    """F02, F03: the answer got lost, or two tries make it at once."""
+    """F02, F03, F42: the answer got lost, or two tries make it at once."""
     world.google.faults.inject("resourcePolicies.insert", answer, after=True)
 
     await acquired(world, spec=SliceSpec.of("7x", "2x2x2"))

@@ -163,6 +163,7 @@ async def test_without_the_rights_it_says_so(world: World):
 
 
 async def test_what_is_never_granted_gives_way_with_nothing_left_of_it(world: World):
+    """F10."""
     never(world)
     begun = world.now
 

@@ -118,6 +118,7 @@ async def test_a_rung_may_have_a_time_of_its_own(google: GoogleFake, backend: Tp
 
 
 async def test_a_request_whose_task_died_is_not_granted_days_later(google: GoogleFake, backend: TpuVmBackend):
+    """F09."""
     google.tpu.delays.queue = 3600
     task = asyncio.create_task(backend.acquire(planned(Spot()), ME))
     await until(google.queued_resources)

@@ -375,6 +375,7 @@ async def test_a_zone_that_does_not_answer_does_not_keep_the_other(google: Googl
 
 
 async def test_told_to_go_by_two_at_once(google: GoogleFake, make: Make):
+    """F04."""
     lease = await make().acquire(planned(), ME)
     both = await asyncio.gather(make().release(lease), make().release(lease))
     assert not any("may be left" in line for one in both for line in one.left)
