@@ -148,7 +148,19 @@ class RayTpuHook(BaseHook):
         """
         from raytpu_ops.ray.client import BlockingRayClient
 
-        return BlockingRayClient(self.backend.ray(SliceLease.from_xcom(lease)))
+        return BlockingRayClient(self.backend.ray(self.current(lease)))
+
+    def current(self, lease: SliceLease | Mapping[str, Any]) -> SliceLease:
+        """The lease as it is now: slices that were taken back may have been replaced since, at other addresses.
+
+        :param lease: what the provisioning task handed on.
+        :return: the same where nothing is left of it.
+        """
+        import asyncio
+
+        lease = SliceLease.from_xcom(lease)
+        found = asyncio.run(self.backend.find(lease.owner))
+        return lease if found is None else found.model_copy(update={"conn_id": lease.conn_id})
 
     def serve_client(self, lease: SliceLease | Mapping[str, Any], *, timeout_s: float = 60.0) -> httpx.Client:
         """A blocking HTTP client for what the lease serves: ``client.post("/digits", json=…)`` in a ``@task``.
@@ -161,7 +173,7 @@ class RayTpuHook(BaseHook):
         """
         from raytpu_ops.ray.http import serve_client
 
-        lease = SliceLease.from_xcom(lease)
+        lease = self.current(lease)
         address = lease.ray.serve_address
         if address is None:
             raise Misconfigured(

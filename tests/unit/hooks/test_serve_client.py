@@ -54,8 +54,13 @@ async def test_a_model_behind_the_api_server_is_asked_with_what_the_connection_h
         seen.append(request)
         return web.json_response({"digits": [7]})
 
+    async def released(request: web.Request) -> web.Response:
+        name = request.match_info["name"]
+        return web.json_response({"kind": "Status", "code": 404, "details": {"name": name}}, status=404)
+
     app = web.Application()
     app.router.add_post(f"{PROXY}/digits", answer)
+    app.router.add_get("/apis/ray.io/v1/namespaces/ml/rayclusters/{name}", released)
     runner = web.AppRunner(app, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls).start()

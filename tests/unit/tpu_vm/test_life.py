@@ -15,6 +15,7 @@ from raytpu_ops.backends.tpu_vm.backend import BACK_WITHIN, GOOD_FOR
 from raytpu_ops.backends.tpu_vm.leases import _endpoint
 from raytpu_ops.backends.tpu_vm.objects import NodeView
 from raytpu_ops.backends.tpu_vm.record import OWNER, TOKEN
+from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.tpu.capacity import FlexStart, Queued, Spot, ladder
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, Preempted, RemoteUnavailable
@@ -130,6 +131,9 @@ async def test_a_task_that_holds_the_older_lease_is_led_to_the_one_that_a_repair
     asked = creates(google)
     assert await make().repair(lease) == anew
     assert creates(google) == asked
+    hook = RayTpuHook(backend="tpu_vm")
+    hook.backend = make()
+    assert await asyncio.to_thread(hook.current, lease.to_xcom()) == anew
     await make().release(lease)
     google.advance(300)
     assert nothing_left(google)
