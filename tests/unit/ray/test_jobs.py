@@ -70,6 +70,7 @@ async def test_a_request_that_ray_refuses_is_not_sent_again(ray, client):
 
 
 async def test_only_rays_own_word_makes_a_job_absent(ray, client):
+    """F07."""
     assert await client.job("nobody") is None
     ray.jobs["a-1"] = FakeJob(status="RUNNING")
     ray.fails("GET /api/jobs/a-1", status(404, "404 page not found"), status(404, 'services "ray-head" not found'))
