@@ -196,12 +196,10 @@ class Life:
             self.killer.rests()
 
     async def _end(self) -> None:
-        """The release task and the reaper, with nothing going wrong any more: each goes on until its lease is gone."""
+        """The reaper, with nothing going wrong any more: it knows of no lease but those that it finds."""
         self._heal()
-        leases = [self.lease] if self.lease is not None else []
-        leases += await self.backend().list_leases()
         for _ in range(80):
-            for lease in leases:
+            for lease in await self.backend().list_leases():
                 await self.backend().release(lease)
             await self.world.sleep(30)
             if not self.world.left:
