@@ -48,11 +48,11 @@ testbed: $(STAMP)  ## build the Kubernetes that test-cluster starts; half an hou
 
 # What only needs more time than `make test` should take, and Google's clients.
 test-google: $(GOOGLE)  ## Google's APIs and machines played: random lives, TPU VMs with real Ray
-	@$(BIN)/python -m pytest tests/cluster $(GOOGLE_TESTS) -m "not testbed" $(ARGS)
+	@$(BIN)/python -m pytest -n 2 tests/cluster $(GOOGLE_TESTS) -m "not testbed" $(ARGS)
 
 # Another cluster that RAYTPU_TEST_KUBECONFIG names needs nothing built.
 test-cluster: $(GOOGLE) $(if $(RAYTPU_TEST_KUBECONFIG),,testbed)  ## the same, and a whole Kubernetes with KubeRay and TPU nodes
-	@$(BIN)/python -m pytest tests/cluster $(GOOGLE_TESTS) $(ARGS)
+	@$(BIN)/python -m pytest -n 2 tests/cluster $(GOOGLE_TESTS) $(ARGS)
 
 lint: $(STAMP)  ## style, format, types, and which layer may import which
 	@$(BIN)/ruff check .

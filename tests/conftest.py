@@ -7,6 +7,7 @@ import functools
 import inspect
 import itertools
 import os
+import re
 import shutil
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
@@ -107,6 +108,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     Each way is a session of its own, with its own folders, ports, Airflow and Ray, in the usual order. Airflow's
     tests wait much and Ray's compute much, so they take little longer together than one of them alone.
+    Of ``tests/cluster`` there are more ways, and ``-n 2`` takes the largest first: each may start nodes of its own.
     """
     from xdist.scheduler import LoadScopeScheduling
 
@@ -114,6 +116,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     def way(file: str) -> str:
         # Whoever distributes does not collect: it knows tests by their ids alone.
         text = (config.rootpath / file).read_text()
+        if file.startswith("tests/cluster/") and re.search(r"\b(slices: Testbed|kubernetes: KubernetesFaults)", text):
+            return "nodes from Google" if "GoogleFake" in text else "nodes"
         return next((mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text), "others")
 
     class ByNeed(LoadScopeScheduling):

@@ -56,6 +56,7 @@ def left(testbed: Testbed, google: GoogleFake, namespace: str) -> list[str]:
     return [*ours, *google.node_pools(), *nodes]
 
 
+@pytest.mark.long
 def test_the_pipeline_runs_from_no_node_to_a_served_model_and_back(slices: Testbed, google: GoogleFake) -> None:
     storage = slices.shared
     with slices.namespace("gke-node-pools") as namespace:

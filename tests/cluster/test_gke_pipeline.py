@@ -83,6 +83,7 @@ def check(airflow: AirflowInstance, run: str) -> None:
     assert found["release"]["left"] == []
 
 
+@pytest.mark.long
 def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
     kubernetes: KubernetesFaults, namespace: str, airflow: AirflowInstance
 ) -> None:
