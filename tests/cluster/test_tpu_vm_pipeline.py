@@ -23,6 +23,7 @@ from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.roles import Watch
 from tests.google_fake.vms import BootsVms
 from tests.session import SESSION_DIR
+from tests.waiting import eventually
 
 if why := zone.missing():
     pytest.skip(why, allow_module_level=True)
@@ -92,43 +93,77 @@ def logs(airflow: AirflowInstance, run: str) -> str:
     )
 
 
-def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
-    google: GoogleFake, vms: BootsVms, airflow: AirflowInstance
-) -> None:
-    """The first zone has nothing: the ladder's second step is granted."""
-    google.faults.stockout(zone=ZONE)
-    run = started(airflow)
+def check(google: GoogleFake, vms: BootsVms, airflow: AirflowInstance, run: str) -> dict[str, Any]:
+    """The run is green, its model was trained on all hosts and served, and nothing is left.
+
+    :return: what the tasks handed on.
+    """
     state = airflow.api.wait_run(DAG, run, deadline_s=LIMIT_S)["state"]
     if state != "success":
         print(logs(airflow, run))
         for node in google.nodes():
             print(node, vms.log(node, 0)[-3000:], vms.log(node, 1)[-3000:], sep="\n")
     assert state == "success"
-
     found: dict[str, Any] = {task: airflow.api.xcom(DAG, run, task) for task in TASKS[1:]}
-    lease = found["provision"]
     workers = found["train"]["workers"]
-    assert sorted((one["slice"], int(one["worker_id"])) for one in workers) == [
-        (name, worker) for name in lease["created"]["slice"] for worker in (0, 1)
-    ]
+    assert sorted(int(one["worker_id"]) for one in workers) == [0, 0, 1, 1]
     ids = {one["slice"]: one["megascale"]["MEGASCALE_SLICE_ID"] for one in workers}
     assert sorted(ids.values()) == ["0", "1"]
     assert found["evaluate"]["accuracy"] >= 0.95
     assert found["release"]["left"] == []
-    assert "epoch 6: loss" in str(airflow.api.log_events(DAG, run, "train", 1))
+    assert google.queued_resources() == {}
+    assert google.nodes() == {}
+    assert not any(vms.status().values())
+    return found
 
+
+@pytest.mark.long
+def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
+    google: GoogleFake, vms: BootsVms, airflow: AirflowInstance
+) -> None:
+    """The first zone has nothing: the ladder's second step is granted."""
+    google.faults.stockout(zone=ZONE)
+    run = started(airflow)
+    found = check(google, vms, airflow, run)
+
+    lease = found["provision"]
+    assert {one["slice"] for one in found["train"]["workers"]} == set(lease["created"]["slice"])
+    assert "epoch 6: loss" in str(airflow.api.log_events(DAG, run, "train", 1))
     # What was tried before is in the lease and in the log.
     assert len(lease["attempts"]) == 1
     assert ZONE in lease["attempts"][0]
     assert "no more capacity" in str(airflow.api.log_events(DAG, run, "provision", 1))
 
-    # Nothing is left, and no secret was told.
-    assert google.queued_resources() == {}
-    assert google.nodes() == {}
-    assert not any(vms.status().values())
+    # No secret was told.
     created = google.asked("CreateQueuedResource")
     tokens = {one.request.queued_resource.tpu.node_spec[0].node.metadata[TOKEN] for one in created}
     told = logs(airflow, run) + json.dumps(found)
     told += "".join(str(airflow.api.log_events(DAG, run, task, 1)) for task in TASKS)
     assert len(tokens) == 2
     assert not any(token in told for token in tokens)
+
+
+def test_a_slice_that_google_takes_back_in_training_costs_one_try_and_the_next_has_others(
+    google: GoogleFake, vms: BootsVms, airflow: AirflowInstance
+) -> None:
+    """F12, F13: the retry asks for all slices anew, goes on from the checkpoint, and the tasks behind it follow."""
+    api, run = airflow.api, started(airflow, epochs=60)
+    eventually(lambda: "epoch 3: loss" in _log(airflow, run, 1), "it trains", limit_s=LIMIT_S)
+    lease = api.xcom(DAG, run, "provision")
+    [where] = lease["created"]["queued resource"]
+    taken = lease["created"]["slice"][1]
+    google.tpu.preempt(f"projects/{PROJECT}/locations/{where.partition('/')[0]}/nodes/{taken}")
+
+    found = check(google, vms, airflow, run)
+
+    assert "Preempted" in _log(airflow, run, 1)
+    assert "Google took the slices back" in _log(airflow, run, 2)
+    assert "going on after epoch" in _log(airflow, run, 2)
+    assert {one["slice"] for one in found["train"]["workers"]}.isdisjoint(lease["created"]["slice"])
+    assert [api.task(DAG, run, task)["try_number"] for task in ("provision", "labelled", "train")] == [1, 1, 2]
+
+
+def _log(airflow: AirflowInstance, run: str, attempt: int) -> str:
+    if airflow.api.task(DAG, run, "train")["try_number"] < attempt:
+        return ""
+    return str(airflow.api.log_events(DAG, run, "train", attempt))
