@@ -18,14 +18,13 @@ from airflow.sdk.exceptions import AirflowFailException
 from raytpu_ops.operators.retries import TpuRetryPolicy
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import InvalidSpec, from_event
-from raytpu_ops.tpu.lease import Owner
+from raytpu_ops.tpu.lease import Owner, SliceLease
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
     from airflow.triggers.base import BaseTrigger
 
     from raytpu_ops.backends.base import Backend
-    from raytpu_ops.tpu.lease import SliceLease
 
 Result = TypeVar("Result")
 
