@@ -116,7 +116,8 @@ def test_a_webhook_that_is_down_is_named_with_few_rights_too(
 def test_an_operator_without_a_pod_is_named(control_plane: Testbed, place: str) -> None:
     container = {"name": "kuberay-operator", "image": "kuberay/operator:v1.6.2", "args": ["--watch-namespace", place]}
     template = {"metadata": {"labels": {"app": "operator"}}, "spec": {"containers": [container]}}
-    control_plane.dynamic.resources.get(api_version="apps/v1", kind="Deployment").create(
+    deployments = control_plane.dynamic.resources.get(api_version="apps/v1", kind="Deployment")
+    deployments.create(
         namespace=place,
         body={
             "apiVersion": "apps/v1",
@@ -128,6 +129,7 @@ def test_an_operator_without_a_pod_is_named(control_plane: Testbed, place: str) 
     found = look(control_plane.kubeconfig, place)
     assert found["KubeRay operator"].found == f"{place}/kuberay-operator has no pod that is up"
     assert found["RayMultiHostIndexing"].found == "on by default"
+    deployments.delete("kuberay-operator", namespace=place)  # the namespace goes when it likes
 
 
 def test_a_namespace_that_is_not_there_is_missed(any_cluster: KubernetesFaults) -> None:

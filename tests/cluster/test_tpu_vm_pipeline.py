@@ -28,7 +28,7 @@ from tests.waiting import eventually
 if why := zone.missing():
     pytest.skip(why, allow_module_level=True)
 
-pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 REPOSITORY = Path(__file__).parents[2]
 DAG = "tpu_train_and_serve"
@@ -117,7 +117,6 @@ def check(google: GoogleFake, vms: BootsVms, airflow: AirflowInstance, run: str)
     return found
 
 
-@pytest.mark.long
 def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
     google: GoogleFake, vms: BootsVms, airflow: AirflowInstance
 ) -> None:

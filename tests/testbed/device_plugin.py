@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -80,8 +81,7 @@ class DevicePlugin:
         self._registration: asyncio.Task[None] | None = None
         self._healthy = True
         self._changed = asyncio.Event()
-        #: The kubelet of this boot has heard of the chips.
-        self.listed = asyncio.Event()
+        self._told_at: float | None = None
 
     async def start(self) -> None:
         """Register with the kubelet as soon as and whenever it starts, and serve it."""
@@ -119,6 +119,12 @@ class DevicePlugin:
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("v1beta1.DevicePlugin", handlers),))
         self._server.add_insecure_port(self._address(self._socket))
         await self._server.start()
+
+    @property
+    def is_known(self) -> bool:
+        """The kubelet of this boot has taken in what it was told of the chips: it writes that down."""
+        written = self._folder / "kubelet_internal_checkpoint"
+        return self._told_at is not None and written.exists() and written.stat().st_mtime >= self._told_at
 
     def _address(self, socket: Path) -> str:
         """Of a socket in the node's folder; its path may be longer than the 107 bytes that sockets take."""
@@ -161,8 +167,8 @@ class DevicePlugin:
             changed = self._changed
             health = "Healthy" if self._healthy else "Unhealthy"
             chips = [device(ID=f"tpu-{number}", health=health) for number in range(self._shape.chips_per_host)]
+            self._told_at = time.time()
             yield self._types["ListAndWatchResponse"](devices=chips)
-            self.listed.set()
             await changed.wait()
 
     async def _allocate(self, request: Any, context: Any) -> Any:

@@ -280,8 +280,8 @@ class Cluster:
                 chips = (status.get("allocatable") or {}).get("google.com/tpu", "0")
                 seen = f"{ready[0]['message'] if ready else 'no condition Ready'}; chips {chips} of {wanted}"
                 # After a boot the API server still knows the last one's chips; a pod that trusts them fails.
-                listed = pool.shape is None or self.plugins[name].listed.is_set()
-                if ready and ready[0]["status"] == "True" and chips == wanted and listed:
+                known = pool.shape is None or self.plugins[name].is_known
+                if ready and ready[0]["status"] == "True" and chips == wanted and known:
                     return
             await asyncio.sleep(0.2)
         raise TimeoutError(f"node {name} is not ready after {within:.0f} s: {seen}; {self._complaint(name)}")
