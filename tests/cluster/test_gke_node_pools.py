@@ -17,12 +17,14 @@ from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.demo.airflow import AirflowInstance
 from raytpu_ops.flows.leases import give_back, wait_whole
-from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Spot, ladder
+from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Spot, ladder
 from raytpu_ops.tpu.deadlines import Schedule
+from raytpu_ops.tpu.errors import CapacityUnavailable
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.cluster.leases import V4, owner, small
-from tests.google_fake import Clock, GoogleFake
+from tests.google_fake import Clock, GoogleFake, queued
 from tests.google_fake.access import FakeAccess
+from tests.google_fake.boots import BootsNodes
 from tests.google_fake.fake import CLUSTER
 from tests.session import SESSION_DIR
 from tests.testbed.client import Testbed
@@ -49,7 +51,8 @@ def google(slices: Testbed) -> Iterator[GoogleFake]:
 
 def left(testbed: Testbed, google: GoogleFake, namespace: str) -> list[str]:
     """All that is there of leases, in words."""
-    kinds = [("ray.io/v1", "RayCluster"), ("v1", "Pod"), ("v1", "Secret"), ("v1", "Service")]
+    kinds = [("ray.io/v1", "RayCluster"), ("v1", "Pod"), ("v1", "Secret"), ("v1", "Service"), ("v1", "PodTemplate")]
+    kinds.append((queued.API, queued.KIND))
     ours = [kind for version, kind in kinds if testbed.count(version, kind, OWNER, namespace)]
     pools = [name.rpartition("/")[2] for name in google.container.made]
     nodes = [name for name in testbed.nodes() if name.startswith(tuple(pools))]
@@ -102,9 +105,11 @@ def test_the_pipeline_runs_from_no_node_to_a_served_model_and_back(slices: Testb
         assert left(slices, google, namespace) == []
 
 
-@pytest.mark.parametrize("granted", [OnDemand(), FlexStart(timedelta(hours=2))], ids=lambda rung: str(rung.kind))
+@pytest.mark.parametrize(
+    "granted", [OnDemand(), FlexStart(timedelta(hours=2)), Queued(timedelta(hours=2))], ids=lambda rung: str(rung.kind)
+)
 async def test_a_rung_without_chips_gives_way_to_the_next_and_leaves_nothing(
-    slices: Testbed, google: GoogleFake, granted: OnDemand | FlexStart
+    slices: Testbed, google: GoogleFake, granted: OnDemand | FlexStart | Queued
 ) -> None:
     """F01, and then real hosts that Ray labels."""
     spec = SliceSpec.of("v4", "2x2x2")
@@ -116,7 +121,7 @@ async def test_a_rung_without_chips_gives_way_to_the_next_and_leaves_nothing(
             cloud=FakeAccess(google),
             **small(namespace=namespace, node_pools={"cluster": CLUSTER}),
         )
-        plan = await gke.plan(spec, ladder([Spot(), granted]), lease_for=timedelta(hours=1))
+        plan = await gke.plan(spec, ladder([Spot(), granted]), lease_for=timedelta(hours=12))
         lease = await gke.acquire(plan, owner("provision"), say=told.append)
         assert "does not have enough resources" in lease.attempts[0]
         assert lease.capacity["kind"] == granted.kind
@@ -127,6 +132,40 @@ async def test_a_rung_without_chips_gives_way_to_the_next_and_leaves_nothing(
         assert len(google.node_pools()) == 1
 
         await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=5), say=told.append, poll_s=1)
+        eventually(lambda: left(slices, google, namespace) == [], f"nothing is left: {told}")
+
+
+@pytest.mark.long
+async def test_two_slices_are_queued_for_by_requests_of_their_own(slices: Testbed, google: GoogleFake) -> None:
+    """A real API server takes requests, templates and hosts as they are made here; one that fails leaves nothing."""
+    told: list[str] = []
+    with slices.namespace("gke-queued") as namespace:
+        gke = GkeBackend(
+            KubeconfigAccess(str(slices.kubeconfig_for(RBAC, namespace))),
+            cloud=FakeAccess(google),
+            **small(namespace=namespace, node_pools={"cluster": CLUSTER}),
+        )
+        plan = await gke.plan(V4, ladder(Queued(timedelta(hours=2))), lease_for=timedelta(hours=12))
+        [bridge] = google.container.watchers
+        assert isinstance(bridge, BootsNodes)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(bridge.queue, "refusal", "there are none")
+            with pytest.raises(CapacityUnavailable, match="is Failed: there are none"):
+                await gke.acquire(plan, owner("provision"), say=told.append)
+        eventually(lambda: left(slices, google, namespace) == [], f"nothing is left: {told}")
+
+        lease = await gke.acquire(plan, owner("provision"), say=told.append)
+        try:
+            schedule = Schedule.start({"provisioning": 600, "labelled": 600})
+            lease, report = await wait_whole(gke, lease, schedule=schedule, say=told.append)
+            assert report.ready
+            requests = slices.dynamic.resources.get(api_version=queued.API, kind=queued.KIND)
+            made = requests.get(namespace=namespace).to_dict()["items"]
+            assert sorted(one["metadata"]["name"] for one in made) == lease.created["node pool"]
+            said = [{row["type"] for row in one["status"]["conditions"]} for one in made]
+            assert all({"Accepted", "Provisioned"} <= one for one in said)
+        finally:
+            await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=5), say=told.append, poll_s=1)
         eventually(lambda: left(slices, google, namespace) == [], f"nothing is left: {told}")
 
 
