@@ -20,6 +20,8 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from raytpu_ops.tpu.shapes import SliceShape
 
 _RESOURCE = "google.com/tpu"
+#: By so much at most the clock of files is behind.
+_TICK_S = 0.05
 _STRING, _MESSAGE, _BOOL = 9, 11, 8
 _ONE, _MANY = 1, 3
 #: message -> its fields: name, number, type, one or many, type of a message field.
@@ -124,7 +126,7 @@ class DevicePlugin:
     def is_known(self) -> bool:
         """The kubelet of this boot has taken in what it was told of the chips: it writes that down."""
         written = self._folder / "kubelet_internal_checkpoint"
-        return self._told_at is not None and written.exists() and written.stat().st_mtime >= self._told_at
+        return self._told_at is not None and written.exists() and written.stat().st_mtime >= self._told_at - _TICK_S
 
     def _address(self, socket: Path) -> str:
         """Of a socket in the node's folder; its path may be longer than the 107 bytes that sockets take."""
