@@ -22,7 +22,7 @@ from raytpu_ops.backends.base import Plan, Say
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, withdraw
 from raytpu_ops.backends.gke.claim import Claim
-from raytpu_ops.backends.gke.node_pools import Wanted, creations, own_policy
+from raytpu_ops.backends.gke.node_pools import Wanted, creations
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
@@ -136,8 +136,7 @@ class Granting:
                 return found
             record = await self._first()
             manifest = self._claim.written(record)
-            if own_policy(self._claim.name, self._plan.spec.shape, self._options):
-                manifest["metadata"]["finalizers"] = [HOLD]
+            manifest["metadata"]["finalizers"] = [HOLD]
             await kube.apply_ray_cluster(manifest)
             return Done(record)
 

@@ -21,16 +21,17 @@ from raytpu_ops.backends.gke.giving_back import GivingBack
 from raytpu_ops.backends.gke.granting import Granting, Tools, pools_of
 from raytpu_ops.backends.gke.manifest import Nodes
 from raytpu_ops.backends.gke.node_pools import NodePoolView, Wanted, misfit, nodes_of, own_policy
+from raytpu_ops.backends.gke.objects import ClusterView
 from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts, is_zone
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.queued import RequestView, check, is_queued, unasked
 from raytpu_ops.backends.gke.reconciling import Reconciler
-from raytpu_ops.backends.gke.record import RECORD, Record, parsed, read_record
+from raytpu_ops.backends.gke.record import RECORD, Record, owned_by, parsed, read_record
 from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
-from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RayTpuError
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, Preempted, RayTpuError
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Pending
@@ -223,8 +224,7 @@ class PoolLeases:
             await giving.tried(self.requests(giving))
         if await giving.google(google, names, policy, self.zones(google.cluster)):
             await giving.tried(self.kubernetes(giving))
-            if policy:
-                await giving.tried(self._let_go(giving))
+            await giving.tried(self._let_go(giving))
         return giving
 
     async def _let_go(self, giving: GivingBack) -> None:
@@ -247,7 +247,7 @@ class PoolLeases:
         async with self.open() as google:
             zones = {*self.options.zones, *([lease.place["zone"]] if "zone" in lease.place else [])}
             clean = await giving.google(google, lease.created.get("node pool", []), policy, sorted(zones))
-        if clean and policy:
+        if clean:
             await giving.tried(self._let_go(giving))
 
     async def records(self, labels: Mapping[str, str]) -> list[Record]:
@@ -303,6 +303,7 @@ class PoolLeases:
             reconciler, others = Reconciler(wanted, google), [name for name in pools.names if name not in fresh]
 
             async def look() -> Pending | Done[Record]:
+                await self._check_stands(lease)
                 pending = await reconciler.round(record.model_dump_json(), pools.spent, others=others)
                 if pending is None and is_queued(record):
                     pending = await self._queued_again(lease, record)
@@ -326,6 +327,19 @@ class PoolLeases:
         check(asked, lease.spec.shape.hosts, placed=lease.spec.hosts)
         waiting = [one.words() for one in asked if one.waits]
         return Pending("; ".join(waiting)) if waiting else None
+
+    async def _check_stands(self, lease: SliceLease) -> None:
+        """Nothing is made for a lease that is being given back.
+
+        :raises Preempted: it is.
+        """
+        async with self._kube() as kube:
+            there = await kube.ray_cluster(lease.id)
+        if there is None or not owned_by(there, lease.owner) or ClusterView.of(there).deleting:
+            raise Preempted(
+                f"lease {lease.id} was released while its lost node pools were being replaced. Clear the task that "
+                "provisioned it to get a new one."
+            )
 
     async def _renamed(self, google: PoolsApi, lease: SliceLease) -> Done[tuple[Record, list[str]] | None]:
         """Write down the names of the pools that stand in for lost ones, before any is made."""

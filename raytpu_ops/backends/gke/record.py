@@ -30,9 +30,9 @@ RECORD = f"{naming.LABEL_PREFIX}lease"
 OWNER = f"{naming.LABEL_PREFIX}owner"
 #: The label, and the taint, of the nodes that were made for a lease: its id.
 LEASE = f"{naming.LABEL_PREFIX}lease"
-#: The finalizer of a RayCluster for whose node pools a workload policy is made. Pools carry the record and a policy
-#: can't, so the RayCluster has to outlive it: else nobody would find a policy again whose release was killed.
-HOLD = "raytpu-ops/workload-policy"
+#: The finalizer of a RayCluster for which node pools are made. It has to outlive them, and the workload policy that
+#: they may need: who looks for leases finds RayClusters, and need not be told to look for pools as well.
+HOLD = "raytpu-ops/node-pools"
 
 
 class Pools(Checked):

@@ -85,7 +85,7 @@ async def test_a_roll_back_ends_the_queueing_before_pools_go(world: World):
 
     assert asked
     assert asked == [[]] * len(asked)
-    assert world.left == {}
+    assert world.pools == {}
 
 
 @pytest.fixture

@@ -371,3 +371,20 @@ async def test_a_backend_that_makes_no_pools_gives_those_of_a_lease_back(world: 
         await world.sleep(10)
 
     assert world.left == {}
+
+
+async def test_a_release_that_did_not_end_is_found_and_finished_by_who_knows_nothing_of_node_pools(world: World):
+    """F09: the reaper's connection need not say what a DAG said."""
+    lease = await world.granted()
+    for _ in range(3):  # and then its worker dies
+        await world.backend().release(lease)
+        world.kube.settle()
+    assert world.pools
+
+    [found] = await world.plain_backend().list_leases()
+    assert found.id == lease.id
+    for _ in range(100):
+        if not (await world.plain_backend().release(found)).left:
+            break
+        await world.sleep(10)
+    assert world.left == {}
