@@ -144,13 +144,19 @@ class TpuVmBackend:
         :raises Misconfigured: Google refuses for good, or something else has the name.
         :raises DeadlineExceeded: Google was away, or something could not be deleted in time.
         """
+        return await self._acquired(plan, owner, self.settings, say)
+
+    async def _acquired(
+        self, plan: Plan, owner: Owner, settings: Settings, say: Say, *, anew: bool = False
+    ) -> SliceLease:
         async with self._api() as api:
             granting = Granting(
                 api,
                 plan,
                 owner,
-                self.settings,
+                settings,
                 token=self._ray_token,
+                anew=anew,
                 clock=self._clock,
                 sleep=self._sleep,
                 say=say,
@@ -312,7 +318,8 @@ class TpuVmBackend:
             )
         record = view.record
         plan = Plan(backend=self.name, spec=record.spec, ladder=record.ladder, lease_for=record.lease_for)
-        granted = await self.acquire(plan, lease.owner, say=say)
+        # The options of the task that provisioned it: this task knows only how to find it.
+        granted = await self._acquired(plan, lease.owner, Settings.of(record.settings), say, anew=True)
         return granted.model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:

@@ -21,7 +21,7 @@ from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
 from raytpu_ops.backends.tpu_vm.health import lost
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
-from raytpu_ops.backends.tpu_vm.record import OWNER, Record, digest
+from raytpu_ops.backends.tpu_vm.record import OWNER, Record, asked_with, digest
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.tpu import naming
@@ -56,6 +56,8 @@ class Granting:
     :param plan: what is wanted.
     :param owner: for whom.
     :param settings: the backend's options.
+    :param anew: in the place of what Google took back; where nothing is there, or it is being deleted, somebody
+        gives it back, and nothing is asked for.
     :param token: of a Ray head of the user's own; None makes a new one.
     :param clock: the time, UTC.
     :param sleep: takes seconds, between two looks.
@@ -70,12 +72,13 @@ class Granting:
         settings: Settings,
         *,
         token: str | None,
+        anew: bool = False,
         clock: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]],
         say: Say,
     ) -> None:
         self._api, self._plan, self._owner, self._settings = api, plan, owner, settings
-        self._token, self._clock, self._sleep, self._say = token, clock, sleep, say
+        self._token, self._clock, self._sleep, self._say, self._anew = token, clock, sleep, say, anew
         self._name = naming.lease_id(owner)
         self._digest = digest(plan, settings)
         self._steps = ladder.steps(plan, settings.zones)
@@ -111,6 +114,11 @@ class Granting:
             for view, _ in found:
                 self._check_ours(view)
             going = [str(view) for view, _ in found if view.meaning is Meaning.GOING]
+            if self._anew and (going or not found):
+                raise Preempted(
+                    f"lease {self._name} was released while its slices were to be replaced. Clear the task that "
+                    "provisioned it to get a new one."
+                )
             if going:
                 decider.enter(Phase.RELEASING, self._plan.deadlines.at(Phase.RELEASING, begun))
                 return Pending(f"the one before is still being deleted: {', '.join(going)}")
@@ -223,6 +231,7 @@ class Granting:
             capacity=step.rung.model_dump(mode="json"),
             climb=climb,
             ladder=self._plan.ladder,
+            settings=asked_with(settings),
             digest=self._digest,
             lease_for=self._plan.lease_for,
             until=ladder.deadline(step, climb, self._plan),

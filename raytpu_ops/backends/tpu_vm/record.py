@@ -40,6 +40,7 @@ class Record(Checked):
     :param capacity: the rung that is tried, as its JSON.
     :param climb: where on the ladder that is, and what was tried before.
     :param ladder: all rungs, for slices in the place of those that Google takes back.
+    :param settings: the options that it was asked for with.
     :param digest: of everything that was asked for.
     :param lease_for: how long the lease lasts from the moment in which it is granted.
     :param until: when waiting for this rung is over, UTC.
@@ -53,6 +54,7 @@ class Record(Checked):
     capacity: PlainDict
     climb: Climb
     ladder: list[AnyCapacity]
+    settings: PlainDict
     digest: Word
     lease_for: Duration
     until: Instant
@@ -70,6 +72,11 @@ def read_record(labels: Mapping[str, str], metadata: Mapping[str, str]) -> Recor
     return record if labels.get(OWNER) == record.owner.digest else None
 
 
+def asked_with(settings: Settings) -> dict[str, Any]:
+    """All options that reach Google, as plain JSON."""
+    return settings.model_dump(mode="json", exclude={"price_per_chip_hour"})
+
+
 def digest(plan: Plan, settings: Settings) -> str:
     """Sixteen hex digits that say whether two requests ask for the same.
 
@@ -79,6 +86,6 @@ def digest(plan: Plan, settings: Settings) -> str:
     asked: list[Any] = [
         plan.spec.model_dump(mode="json"),
         [rung.model_dump(mode="json") for rung in plan.ladder],
-        settings.model_dump(mode="json", exclude={"price_per_chip_hour"}),
+        asked_with(settings),
     ]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]

@@ -31,6 +31,7 @@ RECORD = Record(
     capacity={"kind": "spot"},
     climb=Climb.start(BEGUN),
     ladder=[Spot()],
+    settings={},
     digest="d",
     lease_for=timedelta(hours=1),
     until=BEGUN + timedelta(hours=4),

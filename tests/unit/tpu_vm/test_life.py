@@ -148,6 +148,35 @@ async def test_two_tasks_that_repair_at_once_get_the_same_slices(google: GoogleF
     assert len(google.queued_resources()) == 1
 
 
+async def test_a_task_that_knows_only_the_zones_asks_anew_with_the_options_of_the_one_that_provisioned(
+    google: GoogleFake, make: Make
+):
+    account = "trainer@some-project.iam.gserviceaccount.com"
+    lease = await make(service_account=account).acquire(planned(Spot()), ME)
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
+    google.advance(60)
+
+    anew = await make().repair(lease)
+
+    assert anew.created["slice"] != lease.created["slice"]
+    [resource] = google.queued_resources().values()
+    assert resource.tpu.node_spec[0].node.service_account.email == account
+
+
+async def test_nothing_is_asked_for_anew_while_somebody_gives_the_lease_back(google: GoogleFake, make: Make):
+    lease = await make().acquire(planned(Spot()), ME)
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
+    google.advance(60)
+    late = make()
+    assert (await late.observe(lease)).lost  # what it saw is good for some seconds
+    await make().release(lease)
+
+    with pytest.raises(Preempted, match="was released while its slices were to be replaced"):
+        await late.repair(lease)
+    google.advance(300)
+    assert nothing_left(google)
+
+
 async def test_a_lease_that_was_released_is_never_granted_again_by_a_repair(google: GoogleFake, make: Make):
     lease = await make().acquire(planned(Spot()), ME)
     await make().release(lease)
