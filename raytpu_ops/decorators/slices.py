@@ -118,6 +118,7 @@ def tpu_slices(
         before = set(provision.dag.task_dict)
         yield labelled.output
         body = [task for task_id, task in provision.dag.task_dict.items() if task_id not in before]
+        _check_past(body)
         _begin_behind(labelled, body)
     # Airflow wires by itself neither mapped tasks nor what comes after a scope inside this one.
     _end_before(release, body)
@@ -134,6 +135,9 @@ def tpu_slices(
 
 def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:
     """One of the tasks around the body."""
+    if operator is not PlanTpuSlicesOperator:
+        # Once slices are asked for, no task waits for another run: they would be paid for all the while.
+        arguments |= {"depends_on_past": False, "wait_for_downstream": False}
     try:
         return operator(task_id=task_id, **arguments)
     except DuplicateTaskIdFound as error:
@@ -141,6 +145,20 @@ def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:
             f"tpu_slices: the DAG has a task {task_id!r} already; give each lease of a DAG a prefix of its own, such "
             "as tpu_slices(…, prefix='second_')"
         ) from error
+
+
+def _check_past(body: Sequence[AbstractOperator]) -> None:
+    """After a run that failed, such a task would never begin and never end, with slices that nobody gives back.
+
+    :raises InvalidSpec: a task of the body waits for the run before.
+    """
+    for task in body:
+        if getattr(task, "depends_on_past", False) or getattr(task, "wait_for_downstream", False):
+            raise InvalidSpec(
+                f"tpu_slices: task {task.task_id!r} has depends_on_past, of its own or by default_args: after a run "
+                "that failed it would wait for ever, with slices that are paid for. Set depends_on_past=False and "
+                "wait_for_downstream=False on the tasks inside the block; its task `plan` may wait for the run before"
+            )
 
 
 def _begin_behind(labelled: TpuSlicesReadySensor, body: Sequence[AbstractOperator]) -> None:

@@ -90,6 +90,20 @@ def test_a_second_lease_of_a_dag_is_told_to_take_a_prefix() -> None:
             lease()
 
 
+def test_no_task_waits_for_another_run_once_slices_are_asked_for() -> None:
+    """After a run that failed it would wait for ever, and they would be paid for."""
+    past = {"depends_on_past": True, "wait_for_downstream": True}
+    with DAG("d", schedule=None, default_args=past) as dag, tpu_slices("v4", topology="2x2x1", backend="local"):
+        BaseOperator(task_id="mine", depends_on_past=False, wait_for_downstream=False)
+    assert [name for name, task in dag.task_dict.items() if task.depends_on_past] == ["plan"]
+    with (
+        DAG("d", schedule=None, default_args=past),
+        pytest.raises(InvalidSpec, match="task 'mine' has depends_on_past, of its own or by default_args"),
+        tpu_slices("v4", topology="2x2x1", backend="local"),
+    ):
+        BaseOperator(task_id="mine")
+
+
 def test_a_task_of_the_authors_own_that_is_called_like_one_of_the_leases_names_a_way_out() -> None:
     with DAG("d", schedule=None):
         RayTrainOperator(task_id="release", lease=None, train_loop="m:f", storage="/s")
