@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from raytpu_ops.backends.base import Backend
+from raytpu_ops.backends.base import Backend, Released
 from raytpu_ops.cli.backends import Where
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
-from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
@@ -77,7 +78,7 @@ def _cells(row: dict[str, Any], now: datetime, *, verbose: bool) -> tuple[str, .
 
 
 def release(lease_id: str, where: Where) -> int:
-    """Give a lease back and print what is gone; the exit code.
+    """Give a lease back, wait until nothing is left and print what is gone; the exit code.
 
     :raises InvalidSpec: there is no such lease.
     """
@@ -110,13 +111,19 @@ def reap(where: Where, *, dry_run: bool) -> int:
     return 1 if done.left else 0
 
 
-async def _release(backend: Backend, lease_id: str) -> Any:
+async def _release(backend: Backend, lease_id: str) -> Released:
+    from raytpu_ops.flows.leases import give_back
+
     found = {lease.id: lease for lease in await backend.list_leases()}
     if lease_id not in found:
         raise InvalidSpec(
             f"lease {lease_id!r} does not exist on {backend.name}; there are {', '.join(found) or 'none'}"
         )
-    return await backend.release(found[lease_id])
+    by = Deadlines.of(None).at(Phase.RELEASING)
+    try:
+        return await give_back(backend, found[lease_id], by=by, say=lambda line: print(line, file=sys.stderr))
+    except DeadlineExceeded as error:
+        return Released(left=[str(error)])
 
 
 async def _rows(backend: Backend) -> list[dict[str, Any]]:

@@ -14,6 +14,7 @@ from airflow.sdk import BaseHook
 
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
     import httpx
@@ -86,6 +87,10 @@ class RayTpuHook(BaseHook):
                     f"or leave ray_tpu_conn_id out to use {self.default_conn_name!r}"
                 ) from None
             return {}
+        if not isinstance(extra, dict):
+            raise InvalidSpec(
+                f"connection {self.ray_tpu_conn_id!r}: its extra must be a JSON object, got {shown(extra)}"
+            )
         return {key: value for key, value in extra.items() if value not in (None, "") and value is not False}
 
     @cached_property

@@ -19,6 +19,7 @@ from raytpu_ops.backends.base import Released
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import backends
 from raytpu_ops.cli.backends import Where
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
@@ -191,10 +192,20 @@ def test_what_is_no_root_is_refused(root: str):
         run("leases", "--root", root)
 
 
-def test_release_says_what_is_gone_and_what_is_left(backend: Backend):
-    assert run("release", "demo-lease").strip() == "removed: 3 processes"
+def test_release_waits_until_all_is_gone_and_says_what_is_left_where_that_takes_too_long(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+):
+    rounds = [Released(removed=["3 processes"], left=["process 7"]), Released(removed=["process 7"])]
+
+    async def release(lease: SliceLease) -> Released:
+        return rounds.pop(0)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(backend, "release", release)
+        assert "removed: 3 processes\nremoved: process 7" in run("release", "demo-lease")
     backend.left = ("process 7",)
-    assert "left: process 7" in run("release", "demo-lease", code=1)
+    monkeypatch.setattr(Deadlines, "at", lambda self, phase, begin=None: datetime.now(UTC))
+    assert "left: lease demo-lease: the releasing deadline" in run("release", "demo-lease", code=1)
 
 
 def test_release_of_a_lease_that_is_none_names_those_that_are(backend: Backend):

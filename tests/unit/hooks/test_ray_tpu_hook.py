@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -113,3 +114,9 @@ def test_a_connection_of_another_backend_is_not_used(connect: Connect) -> None:
 def test_an_absent_connection_is_named() -> None:
     with pytest.raises(Misconfigured, match="connection 'nowhere' does not exist"):
         _ = RayTpuHook("nowhere", "gke").backend
+
+
+def test_an_extra_that_is_no_object_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_TPUS", json.dumps({"conn_type": "ray_tpu", "extra": [1]}))
+    with pytest.raises(InvalidSpec, match="connection 'tpus': its extra must be a JSON object"):
+        RayTpuHook("tpus").backend  # noqa: B018 - it is made when it is asked for
