@@ -202,18 +202,17 @@ def test_a_host_that_dies_in_training_is_preemption_and_the_retry_resumes(
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_when_the_head_dies_in_training_the_retry_has_another_one_and_resumes(
-    airflow_instance: AirflowInstance, local_slice: Leased, gate: Path, short_dir: Path, mode: str
+def test_where_the_head_is_dead_it_is_replaced_before_ray_is_asked_for_anything(
+    airflow_instance: AirflowInstance, local_slice: Leased, mode: str
 ) -> None:
-    """Nothing of the lease is left then, so the retry has it replaced before it asks Ray for anything."""
-    run = Run(airflow_instance, local_slice, f"case_train_{mode}", gate=str(gate), storage=str(short_dir / "store"))
-    run.until_at_gate()
+    """Nothing of the lease is left then."""
     record = local_slice.backend._cluster.read(local_slice.lease.id)
     assert record is not None
-
     assert local_slice.backend._cluster.kill(record, [HEAD]) == []
+
+    run = Run(airflow_instance, local_slice, f"case_job_{mode}")
     run.ends("success")
 
-    assert "Preempted" in run.whole_log(1)
-    assert run.result["resumed_from_step"] == 2
-    assert run.result["metrics"]["count"] == 4.0
+    assert [host["value"] for host in run.result["hosts"]] == ["hello", "hello"]
+    assert "is dead" in run.whole_log(1)
+    assert run.task["try_number"] == 1
