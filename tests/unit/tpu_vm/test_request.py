@@ -11,7 +11,7 @@ from google.cloud import tpu_v2
 from raytpu_ops.backends import ladder as climbing
 from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.backends.tpu_vm import TpuVmBackend, request
-from raytpu_ops.backends.tpu_vm.record import RECORD, Record, digest
+from raytpu_ops.backends.tpu_vm.record import RECORD, Record, asked_with, digest
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot, ladder
 from raytpu_ops.tpu.errors import InvalidSpec
@@ -49,6 +49,8 @@ def asked(spec: SliceSpec, rung: Any, **options: Any) -> tpu_v2.QueuedResource:
         spec=spec,
         capacity=rung.model_dump(mode="json"),
         climb=climb,
+        ladder=plan.ladder,
+        settings=asked_with(settings),
         digest=digest(plan, settings),
         lease_for=plan.lease_for,
         until=climbing.deadline(step, climb, plan),
