@@ -104,7 +104,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``-n 3``: tests of a real Airflow go one way, those of Ray alone another, all others the third.
+    """``-n 3``: tests of a real Airflow with Ray go one way, those of one of them alone two others, the rest the last.
 
     Each way is a session of its own, with its own folders, ports, Airflow and Ray, in the usual order. Airflow's
     tests wait much and Ray's compute much, so they take little longer together than one of them alone.
@@ -118,7 +118,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
         text = (config.rootpath / file).read_text()
         if file.startswith("tests/cluster/") and re.search(r"\b(slices: Testbed|kubernetes: KubernetesFaults)", text):
             return "nodes from Google" if "GoogleFake" in text else "nodes"
-        return next((mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text), "others")
+        return "+".join(mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text) or "others"
 
     class ByNeed(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:

@@ -201,16 +201,15 @@ def test_a_host_that_dies_in_training_is_preemption_and_the_retry_resumes(
     assert {worker["slice"] for worker in run.result["workers"]}.isdisjoint(record.created["slice"])
 
 
-@pytest.mark.parametrize("mode", MODES)
 def test_where_the_head_is_dead_it_is_replaced_before_ray_is_asked_for_anything(
-    airflow_instance: AirflowInstance, local_slice: Leased, mode: str
+    airflow_instance: AirflowInstance, local_slice: Leased
 ) -> None:
     """Nothing of the lease is left then."""
     record = local_slice.backend._cluster.read(local_slice.lease.id)
     assert record is not None
     assert local_slice.backend._cluster.kill(record, [HEAD]) == []
 
-    run = Run(airflow_instance, local_slice, f"case_job_{mode}")
+    run = Run(airflow_instance, local_slice, "case_job_blocking")
     run.ends("success")
 
     assert [host["value"] for host in run.result["hosts"]] == ["hello", "hello"]

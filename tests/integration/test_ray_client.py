@@ -212,7 +212,8 @@ async def test_the_uploaded_folder_is_what_runs(client, code, tmp_path):
 async def test_user_code_that_raises_is_classed_as_such_and_its_traceback_is_in_the_log(client, code):
     outcome, lines = await run(client, "raises", "python raises.py", code)
     assert outcome.verdict.failure_class is FailureClass.USER_CODE_FAILED
-    assert "with exit code 1: ValueError: this is the user's mistake" in outcome.verdict.message
+    # What else Ray says depends on how much of the log it had by then.
+    assert "job raises has failed with exit code 1" in outcome.verdict.message
     assert "Traceback (most recent call last):" in lines
 
 

@@ -138,7 +138,10 @@ class TestWithoutACloud:
             (("v6e", "--topology", "4x4", "--capacity", "reservation"), "needs a value, as in reservation=NAME"),
             (("v6e", "--topology", "4x4", "--capacity", "flex_start=soon"), "'soon' is no duration; write 90m"),
             (("v6e", "--topology", "4x4", "--capacity", "flex_start=8d"), "must be at most 7 days"),
-            (("v6e", "--topology", "4x4", "--capacity", "queued=2h"), "backend 'gke' has no queued capacity"),
+            (
+                ("v6e", "--topology", "4x4", "--capacity", "queued=2h"),
+                "queues at Google for node pools that it makes",
+            ),
             (("v6e", "--topology", "4x4", "--backend", "tpu_vm"), "--zone: backend 'tpu_vm' needs to know where"),
             (("7x", "--topology", "2x2x2", "--backend", "tpu_vm", "--zone", "us-east5-b"), "there is no 7x"),
             (("v6e", "--topology", "4x4", "--cluster", "tpus"), "node_pools.cluster: must be 'projects/PROJECT/"),
