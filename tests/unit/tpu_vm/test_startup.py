@@ -39,14 +39,17 @@ done
 [[ $asked == rightly ]] || exit 22
 exec cat "$PLAYED/metadata/${url#*/instance/}"
 """
-#: Python: has the version of Ray that a file says, and keeps what it is told to start.
+#: Python: has the version of Ray that a file says, and keeps what it is told to start, and with what. This Ray ends at
+#: once, so the script starts it again and again, and what a test reads is replaced meanwhile, never half written.
 PYTHON = """#!/bin/bash
 case "$*" in
     "- "*) cat > /dev/null; [[ $2 == "$(cat "$PLAYED/ray")" ]] || { echo "Ray $2 is wanted" >&2; exit 1; } ;;
     *"pip install"*) echo "$*" >> "$PLAYED/installed"
         [[ -e $PLAYED/broken ]] && { echo "no such package" >&2; exit 1; }
         echo 2.60.0 > "$PLAYED/ray" ;;
-    *) env > "$PLAYED/env"; stat --format %a "$RAY_AUTH_TOKEN_PATH" > "$PLAYED/mode"
+    *) env > "$PLAYED/new"; mv "$PLAYED/new" "$PLAYED/env"
+        stat --format %a "$RAY_AUTH_TOKEN_PATH" > "$PLAYED/new"; mv "$PLAYED/new" "$PLAYED/mode"
+        cat "$RAY_AUTH_TOKEN_PATH" > "$PLAYED/new"; mv "$PLAYED/new" "$PLAYED/token"
         echo "$*" >> "$PLAYED/started" ;;
 esac
 """
@@ -141,7 +144,7 @@ def test_worker_0_of_the_first_slice_is_the_head(vm: Vm):
     )
     env = dict(line.split("=", 1) for line in vm.read("env").splitlines() if "=" in line)
     assert env["RAY_AUTH_MODE"] == "token"
-    assert Path(env["RAY_AUTH_TOKEN_PATH"]).read_text() == TOKEN
+    assert vm.read("token") == TOKEN
     assert vm.read("mode") == "600\n"
     assert (env["JAX_PLATFORMS"], env["MINE"]) == ("tpu,cpu", "two words")
     assert env["PATH"].startswith(str(vm.bin))
