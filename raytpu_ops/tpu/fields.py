@@ -7,6 +7,7 @@ wire unchanged is refused where it is written.
 from __future__ import annotations
 
 import math
+import re
 from datetime import timedelta
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -15,7 +16,20 @@ from pydantic import AfterValidator, AwareDatetime, BeforeValidator, Field, Stri
 
 from raytpu_ops.tpu.words import shown
 
-__all__ = ["Count", "Duration", "Flag", "Instant", "Line", "PlainDict", "PlainJson", "Seconds", "Text", "Url", "Word"]
+__all__ = [
+    "Count",
+    "Duration",
+    "Flag",
+    "Instant",
+    "Line",
+    "PlainDict",
+    "PlainJson",
+    "Seconds",
+    "Text",
+    "Url",
+    "Word",
+    "matching",
+]
 
 #: Longer than any run of Airflow; a number beyond it is a slip of the keyboard (or milliseconds).
 MAX_DURATION = timedelta(days=365)
@@ -96,6 +110,20 @@ def plain_json(value: object, where: str = "", depth: int = 0) -> Any:
     raise ValueError(
         f"{at}must be plain JSON (text, numbers, true, false, null, lists, dicts), got {type(value).__name__}"
     )
+
+
+def matching(pattern: re.Pattern[str], wrong: str) -> AfterValidator:
+    """Refuses text that does not begin with a match of the pattern.
+
+    :param wrong: what it must be, for the message.
+    """
+
+    def check(value: str) -> str:
+        if not pattern.match(value):
+            raise ValueError(wrong)
+        return value
+
+    return AfterValidator(check)
 
 
 def _http_url(value: str) -> str:

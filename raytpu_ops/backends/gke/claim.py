@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytpu_ops.backends.gke.objects import ClusterView
-from raytpu_ops.backends.gke.record import RECORD, Record, owned_by, read_record, written
+from raytpu_ops.backends.gke.record import HOLD, RECORD, Record, owned_by, read_record, written
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import Owner
@@ -69,10 +69,11 @@ class Claim:
         return Done(record)
 
     def written(self, record: Record) -> Json:
-        """The manifest with the record on it; one whose nodes are yet to be made begins without pods."""
+        """The manifest with the record on it; one whose nodes are yet to be made begins without pods, and is held."""
         found = written(self.manifest, record)
         if record.pools is not None:
             found["spec"]["suspend"] = True
+            found["metadata"]["finalizers"] = [HOLD]
         return found
 
 

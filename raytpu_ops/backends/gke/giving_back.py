@@ -71,8 +71,10 @@ class GivingBack:
     async def let_go(self, api: KubeApi) -> None:
         """Google has nothing of the lease any more, so its RayCluster need not be found again."""
         there = await api.ray_cluster(self.lease)
-        view = ClusterView.of(there) if there is not None and owned_by(there, self.owner) else None
-        if there is not None and view is not None and view.deleting and HOLD in view.finalizers:
+        if there is None or not owned_by(there, self.owner):
+            return
+        view = ClusterView.of(there)
+        if view.deleting and HOLD in view.finalizers:
             await api.let_go(there, HOLD)
 
     async def google(self, google: PoolsApi, names: Sequence[str], policy: str | None, zones: Sequence[str]) -> bool:

@@ -135,9 +135,7 @@ class Granting:
                     await self._finish()
                 return found
             record = await self._first()
-            manifest = self._claim.written(record)
-            manifest["metadata"]["finalizers"] = [HOLD]
-            await kube.apply_ray_cluster(manifest)
+            await kube.apply_ray_cluster(self._claim.written(record))
             return Done(record)
 
     async def _first(self) -> Record:

@@ -10,7 +10,7 @@ import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Plan, Say, silent
 from raytpu_ops.backends.gke.access import KubeAccess
@@ -303,10 +303,10 @@ class PoolLeases:
             reconciler, others = Reconciler(wanted, google), [name for name in pools.names if name not in fresh]
 
             async def look() -> Pending | Done[Record]:
-                await self._check_stands(lease)
+                there = await self._standing(lease)
                 pending = await reconciler.round(record.model_dump_json(), pools.spent, others=others)
                 if pending is None and is_queued(record):
-                    pending = await self._queued_again(lease, record)
+                    pending = await self._queued_again(there, record)
                 return pending or Done(record)
 
             phase = Phase.QUEUED if rung.waits_in_queue else Phase.PROVISIONING
@@ -314,22 +314,22 @@ class PoolLeases:
             by = begun + waits if waits else Deadlines().at(phase, begun)
             return await tools.until(f"lease {lease.id}, node pools in the place of lost ones", look, by, phase)
 
-    async def _queued_again(self, lease: SliceLease, record: Record) -> Pending | None:
-        """Ask for the nodes of pools that stand in for lost ones, until they are there."""
+    async def _queued_again(self, there: Mapping[str, Any], record: Record) -> Pending | None:
+        """Ask for the nodes of pools that stand in for lost ones, until they are there.
+
+        :param there: the RayCluster.
+        """
         async with self._kube() as kube:
-            there = await kube.ray_cluster(lease.id)
-            if there is None:
-                return None
             asked = await ask(kube, there, record, record.expires_at - record.granted_at)
         if isinstance(asked, Pending):
             return asked
         # The bookings of slices that stand have expired long ago.
-        check(asked, lease.spec.shape.hosts, placed=lease.spec.hosts)
+        check(asked, record.spec.shape.hosts, placed=record.spec.hosts)
         waiting = [one.words() for one in asked if one.waits]
         return Pending("; ".join(waiting)) if waiting else None
 
-    async def _check_stands(self, lease: SliceLease) -> None:
-        """Nothing is made for a lease that is being given back.
+    async def _standing(self, lease: SliceLease) -> Mapping[str, Any]:
+        """The lease's RayCluster: nothing is made for one that is being given back.
 
         :raises Preempted: it is.
         """
@@ -340,6 +340,7 @@ class PoolLeases:
                 f"lease {lease.id} was released while its lost node pools were being replaced. Clear the task that "
                 "provisioned it to get a new one."
             )
+        return there
 
     async def _renamed(self, google: PoolsApi, lease: SliceLease) -> Done[tuple[Record, list[str]] | None]:
         """Write down the names of the pools that stand in for lost ones, before any is made."""

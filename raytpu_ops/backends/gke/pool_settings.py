@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from raytpu_ops.backends.google.price import PricePerChipHour
 from raytpu_ops.tpu.errors import InvalidSpec
-from raytpu_ops.tpu.fields import Count, Flag, Line, Word
+from raytpu_ops.tpu.fields import Count, Flag, Line, Word, matching
 from raytpu_ops.tpu.naming import Kind, check_name
 from raytpu_ops.tpu.problems import Checked
 
@@ -25,18 +25,6 @@ _LABEL_KEY = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
 _LABEL_VALUE = re.compile(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?\Z")
 #: What this package labels with.
 _OURS = "raytpu-"
-
-
-def _cluster(value: str) -> str:
-    if not _CLUSTER.match(value):
-        raise ValueError("must be 'projects/PROJECT/locations/LOCATION/clusters/NAME'")
-    return value
-
-
-def _zone(value: str) -> str:
-    if not _ZONE.match(value):
-        raise ValueError("must be a zone such as 'us-east5-b'")
-    return value
 
 
 def _pool(value: str) -> str:
@@ -59,8 +47,10 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
     return value
 
 
-ClusterPath = Annotated[Line, AfterValidator(_cluster)]
-Zones = Annotated[list[Annotated[Word, AfterValidator(_zone)]], BeforeValidator(_words)]
+ClusterPath = Annotated[Line, matching(_CLUSTER, "must be 'projects/PROJECT/locations/LOCATION/clusters/NAME'")]
+Zones = Annotated[
+    list[Annotated[Word, matching(_ZONE, "must be a zone such as 'us-east5-b'")]], BeforeValidator(_words)
+]
 Names = Annotated[list[Annotated[Word, AfterValidator(_pool)]], BeforeValidator(_words)]
 Words = Annotated[list[Word], BeforeValidator(_words)]
 Labels = Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)]

@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.ray_options import RayVersion, start_parameters
 from raytpu_ops.tpu.errors import InvalidSpec
-from raytpu_ops.tpu.fields import Line, PlainDict, Word
+from raytpu_ops.tpu.fields import Line, PlainDict, Word, matching
 from raytpu_ops.tpu.naming import LABEL_PREFIX
 from raytpu_ops.tpu.problems import Checked, read
 from raytpu_ops.tpu.words import shown
@@ -26,18 +26,6 @@ _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
 #: What KubeRay, or this backend, says to ``ray start``: services and addresses go by it.
 _OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port"})
-
-
-def _dns_label(value: str) -> str:
-    if not _DNS_LABEL.match(value):
-        raise ValueError("must be a Kubernetes name: lower-case letters, digits and dashes, at most 63 characters")
-    return value
-
-
-def _quantity(value: str) -> str:
-    if not _QUANTITY.match(value):
-        raise ValueError("must be a Kubernetes quantity such as '4', '500m' or '16Gi'")
-    return value
 
 
 def _labels(value: dict[str, str]) -> dict[str, str]:
@@ -53,8 +41,11 @@ def _labels(value: dict[str, str]) -> dict[str, str]:
 
 
 Flags = Annotated[dict[Word, Word], AfterValidator(start_parameters(_OURS))]
-DnsLabel = Annotated[Word, AfterValidator(_dns_label)]
-Quantity = Annotated[Word, AfterValidator(_quantity)]
+DnsLabel = Annotated[
+    Word,
+    matching(_DNS_LABEL, "must be a Kubernetes name: lower-case letters, digits and dashes, at most 63 characters"),
+]
+Quantity = Annotated[Word, matching(_QUANTITY, "must be a Kubernetes quantity such as '4', '500m' or '16Gi'")]
 
 
 class Resources(Checked):

@@ -17,8 +17,10 @@ from raytpu_ops.tpu.words import shown
 
 def _read(value: Any) -> Any:
     """By canonical generation; a form of Airflow's sends a number as text."""
-    if value is None or not isinstance(value, dict):
-        return value if value is None else _amount(value)
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        return _amount(value)
     try:
         return {generation_of(key).generation.name: _amount(price) for key, price in value.items()}
     except InvalidSpec as error:

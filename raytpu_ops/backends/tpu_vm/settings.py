@@ -14,7 +14,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 from raytpu_ops.backends.google.price import PricePerChipHour
 from raytpu_ops.backends.ray_options import RayVersion, start_parameters
 from raytpu_ops.tpu.errors import InvalidSpec
-from raytpu_ops.tpu.fields import Flag, Line, Url, Word
+from raytpu_ops.tpu.fields import Flag, Line, Url, Word, matching
 from raytpu_ops.tpu.problems import Checked, read
 from raytpu_ops.tpu.work import is_reserved
 
@@ -51,44 +51,6 @@ def _words(value: object) -> object:
     return list(value) if isinstance(value, tuple) else value
 
 
-def _zone(value: str) -> str:
-    if not _ZONE.match(value):
-        raise ValueError("must be a zone of Google Cloud such as 'us-central2-b'")
-    return value
-
-
-def _host_port(value: str) -> str:
-    if not _HOST_PORT.match(value):
-        raise ValueError("must be the address of a Ray head's GCS, 'host:port'")
-    return value
-
-
-def _absolute(value: str) -> str:
-    if not _PATH.match(value):
-        raise ValueError(
-            "must be an absolute path on the VMs, without spaces and colons, such as '/opt/venv/bin/python'"
-        )
-    return value
-
-
-def _resource(value: str) -> str:
-    if not _RESOURCE.match(value):
-        raise ValueError("must be a name such as 'ml', or a path such as 'projects/PROJECT/global/networks/ml'")
-    return value
-
-
-def _tag(value: str) -> str:
-    if not _TAG.match(value):
-        raise ValueError("must be a network tag: lower-case letters, digits and dashes, at most 63")
-    return value
-
-
-def _account(value: str) -> str:
-    if not _ACCOUNT.match(value):
-        raise ValueError("must be the e-mail address of a service account, 'NAME@PROJECT.iam.gserviceaccount.com'")
-    return value
-
-
 def _labels(value: dict[str, str]) -> dict[str, str]:
     for key, text in value.items():
         if not _LABEL.match(key) or not _LABEL_VALUE.match(text):
@@ -108,11 +70,25 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 
 Variable = Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Zone = Annotated[Word, AfterValidator(_zone)]
+Zone = Annotated[Word, matching(_ZONE, "must be a zone of Google Cloud such as 'us-central2-b'")]
 Zones = Annotated[list[Zone], BeforeValidator(_words), Field(min_length=1)]
 Words = Annotated[list[Word], BeforeValidator(_words)]
-Tags = Annotated[list[Annotated[Word, AfterValidator(_tag)]], BeforeValidator(_words)]
-Resource = Annotated[Line, AfterValidator(_resource)]
+Tags = Annotated[
+    list[Annotated[Word, matching(_TAG, "must be a network tag: lower-case letters, digits and dashes, at most 63")]],
+    BeforeValidator(_words),
+]
+HostPort = Annotated[Word, matching(_HOST_PORT, "must be the address of a Ray head's GCS, 'host:port'")]
+AbsolutePath = Annotated[
+    Line,
+    matching(_PATH, "must be an absolute path on the VMs, without spaces and colons, such as '/opt/venv/bin/python'"),
+]
+Account = Annotated[
+    Word,
+    matching(_ACCOUNT, "must be the e-mail address of a service account, 'NAME@PROJECT.iam.gserviceaccount.com'"),
+]
+Resource = Annotated[
+    Line, matching(_RESOURCE, "must be a name such as 'ml', or a path such as 'projects/PROJECT/global/networks/ml'")
+]
 
 
 class Settings(Checked):
@@ -151,17 +127,17 @@ class Settings(Checked):
     subnetwork: Resource | None = None
     external_ip: Flag = False
     reach: Annotated[Word, Field(pattern="^(internal|external)$")] = "internal"
-    service_account: Annotated[Word, AfterValidator(_account)] | None = None
+    service_account: Account | None = None
     tags: Tags = Field(default_factory=list)
     labels: Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)] = Field(
         default_factory=dict
     )
     ray_version: RayVersion = "2.60.0"
-    python: Annotated[Line, AfterValidator(_absolute)] | None = None
+    python: AbsolutePath | None = None
     pip: Words = Field(default_factory=lambda: list(PACKAGES))
     ray_start_params: Annotated[dict[Word, Line], AfterValidator(start_parameters(_OURS))] = Field(default_factory=dict)
     env: Annotated[dict[Variable, Line], AfterValidator(_environment)] = Field(default_factory=dict)
-    ray_head: Annotated[Word, AfterValidator(_host_port)] | None = None
+    ray_head: HostPort | None = None
     dashboard_url: Url | None = None
     serve_url: Url | None = None
     price_per_chip_hour: PricePerChipHour | None = None

@@ -21,6 +21,7 @@ from tests.unit.gke.fake_kube import NAMESPACE, FakeKube, Serving, kubeconfig
 from tests.unit.gke.seen import SPEC, START
 
 if TYPE_CHECKING:
+    from tests.unit.gke.pool_killer import Killer
     from tests.unit.gke.pool_world import World
 
 ME = Owner(dag_id="digits", run_id="manual__2026-11-30", task_id="provision")
@@ -105,6 +106,14 @@ async def lease(kube: FakeKube, backend: GkeBackend, plan: Plan) -> SliceLease:
 async def api(access: KubeconfigAccess) -> AsyncIterator[KubeApi]:
     async with KubeApi(access, NAMESPACE, timeout_s=20) as opened:
         yield opened
+
+
+@pytest.fixture
+def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
+    """Ends whoever makes the n-th call to Kubernetes or Google."""
+    from tests.unit.gke.pool_killer import Killer
+
+    return Killer(monkeypatch)
 
 
 @pytest.fixture

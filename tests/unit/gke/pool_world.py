@@ -157,6 +157,17 @@ class World:
             await self.sleep(10)
         raise AssertionError(f"still there: {done.left}")
 
+    def empty(self) -> None:
+        """As if nothing had ever been asked for, made or spoilt, at either side."""
+        [cluster] = self.google.container.clusters.values()
+        cluster.pools.clear()
+        cluster.sizes.clear()
+        self.google.container.operations.clear()
+        self.google.compute.policies.clear()
+        self.google.calls.clear()
+        self.google.faults.clear()
+        self.kube.empty()
+
     # What is left
 
     @property

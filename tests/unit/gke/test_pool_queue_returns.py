@@ -88,19 +88,9 @@ async def test_a_roll_back_ends_the_queueing_before_pools_go(world: World):
     assert world.pools == {}
 
 
-@pytest.fixture
-def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
-    return Killer(monkeypatch)
-
-
 def anew(world: World) -> None:
     """As if nothing had ever been; the first rung fails in the queue, the next one is granted by it."""
-    [cluster] = world.google.container.clusters.values()
-    cluster.pools.clear()
-    cluster.sizes.clear()
-    world.google.container.operations.clear()
-    world.kube.empty()
-    world.google.calls.clear()
+    world.empty()
     world.queue.refusal = "none here"
     world.meanwhile = lambda: setattr(world.queue, "refusal", "" if climbed(world) else "none here")
 

@@ -34,21 +34,9 @@ def quick(world: World) -> World:
     return world
 
 
-@pytest.fixture
-def killer(monkeypatch: pytest.MonkeyPatch) -> Killer:
-    return Killer(monkeypatch)
-
-
 def anew(world: World) -> None:
     """As if nothing had ever been, but for a rung that has no chips."""
-    [cluster] = world.google.container.clusters.values()
-    cluster.pools.clear()
-    cluster.sizes.clear()
-    world.google.container.operations.clear()
-    world.google.compute.policies.clear()
-    world.kube.empty()
-    world.google.calls.clear()
-    world.google.faults.clear()
+    world.empty()
     world.google.faults.stockout(name=POOLS[0])
 
 
