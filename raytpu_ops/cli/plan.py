@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Backend, Plan, make_backend
 from raytpu_ops.backends.gke import GkeBackend
-from raytpu_ops.backends.google.price import cost_note
+from raytpu_ops.backends.google.fields import region_of
+from raytpu_ops.backends.google.price import checked_price, cost_note
 from raytpu_ops.cli.backends import Where, hook_of, refuse_others
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity, ladder
@@ -34,7 +35,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400}
 #: Kind of capacity -> the field that the part behind the "=" is for.
 _FIELDS = {"reservation": "name", "flex_start": "max_run_duration", "queued": "valid_for"}
 #: Stands for the cluster that nobody named; nobody is asked about it.
-_SOME_CLUSTER = "projects/PROJECT/locations/some-zone1-a/clusters/some-cluster"
+_SOME_CLUSTER = "projects/PROJECT/locations/{region}/clusters/some-cluster"
 _UNNAMED = "no cluster is named: pass --cluster"
 
 
@@ -73,6 +74,7 @@ def show(
     :raises RayTpuError: it is refused; the message says why and what would be right.
     """
     rungs = ladder([rung(word) for word in capacity] or None)
+    checked_price(google.price)
     plan = asyncio.run(_planned(spec, rungs, where, google, lease_for))
     if as_json:
         print(json.dumps({**plan.model_dump(mode="json"), "names": _names(plan, owner)}, indent=2))
@@ -135,7 +137,9 @@ async def _by_options(where: Where, google: Google) -> Backend:
         if not google.cluster and not google.zones:
             return make_backend("gke", **options)  # on nodes that exist, or that the cluster's autoscaler brings
         cloud = await _account(google) if google.cluster else _nobody(_UNNAMED)
-        pools = {"cluster": _SOME_CLUSTER, **_node_pools(google)}
+        pools = _node_pools(google)
+        if not google.cluster:
+            pools["cluster"] = _SOME_CLUSTER.format(region=region_of(google.zones[0]))
         return make_backend("gke", cloud=cloud, node_pools=pools, **options)
     return where.open()
 

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator
+from airflow.sdk.definitions._internal.mixins import DependencyMixin
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
 from raytpu_ops.operators.outcome import TpuSlicesOutcomeOperator
@@ -19,6 +20,7 @@ from raytpu_ops.operators.tpu_slices import (
 from raytpu_ops.sensors.tpu_slices import TpuSlicesReadySensor
 from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
     from airflow.sdk import XComArg
@@ -89,7 +91,7 @@ def tpu_slices(
     }
     plan = _made(PlanTpuSlicesOperator, task_id=f"{prefix}plan", **wanted)
     provision = _made(ProvisionTpuSlicesOperator, task_id=f"{prefix}provision", **wanted)
-    plan.set_upstream(after)
+    _begin_after(plan, after)
     plan >> provision
     release = _made(
         ReleaseTpuSlicesOperator,
@@ -145,6 +147,14 @@ def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:
             f"tpu_slices: the DAG has a task {task_id!r} already; give each lease of a DAG a prefix of its own, such "
             "as tpu_slices(…, prefix='second_')"
         ) from error
+
+
+def _begin_after(plan: PlanTpuSlicesOperator, after: Any) -> None:
+    first = list(after) if isinstance(after, list | tuple | set) else [after]
+    for one in first:
+        if not isinstance(one, DependencyMixin):
+            raise InvalidSpec(f"after: must be tasks, outputs of tasks or task groups, one or a list, got {shown(one)}")
+    plan.set_upstream(first)
 
 
 def _check_past(body: Sequence[AbstractOperator]) -> None:

@@ -14,9 +14,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import RetryDecision, RetryPolicy
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from raytpu_ops.tpu.errors import FailureClass, RayTpuError
+from raytpu_ops.tpu.errors import FailureClass, InvalidSpec, RayTpuError
 from raytpu_ops.tpu.fields import Count, Duration
 from raytpu_ops.tpu.problems import Checked, read
 
@@ -32,12 +32,18 @@ class RetryBudget(Checked):
 
     :param retries: how often in the life of a task.
     :param delay: before the first of them; a ``timedelta`` or seconds. Each further one waits twice as long.
-    :param longest: no delay is longer.
+    :param longest: no delay is longer; at least ``delay``.
     """
 
     retries: Count = Field(ge=0, le=1000)
     delay: Duration
     longest: Duration
+
+    @model_validator(mode="after")
+    def _fits_together(self) -> Self:
+        if self.longest < self.delay:
+            raise InvalidSpec(f"longest: {self.longest} is shorter than the first delay, {self.delay}")
+        return self
 
     def delay_before(self, number: int, rng: random.Random) -> timedelta:
         """The delay before the ``number``-th retry, from 1, give or take a fifth so that tasks do not come in step."""

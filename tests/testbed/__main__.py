@@ -31,11 +31,14 @@ def _parser() -> argparse.ArgumentParser:
     build.add_argument("--kueue", action="store_true", help="Kueue too")
     build.add_argument("--nice", type=int, default=0, help="niceness")
     for name, text in (
-        ("down", "end a run, or all of them, and clear what dead ones left"),
+        ("down", "end a run, and clear what dead ones left"),
         ("status", "what runs"),
         ("kubeconfig", "path of a run's kubeconfig"),
     ):
-        commands.add_parser(name, help=text).add_argument("run", nargs="?", help="its id; not needed if there is one")
+        command = commands.add_parser(name, help=text)
+        command.add_argument("run", nargs="?", help="its id; not needed if there is one")
+        if name == "down":
+            command.add_argument("--all", action="store_true", help="every run, those of tests too")
     return parser
 
 
@@ -73,7 +76,8 @@ def main() -> None:
         elif args.command == "build":
             parts.ensure(nodes=not args.control_plane, kueue=args.kueue, nice=args.nice)
         elif args.command == "down":
-            for testbed in [_pick(args.run)] if args.run else Testbed.running():
+            running = Testbed.running()
+            for testbed in running if args.all or not (args.run or running) else [_pick(args.run)]:
                 testbed.down()
                 print(f"run {testbed.layout.id} is down")
             for run in runs.sweep():

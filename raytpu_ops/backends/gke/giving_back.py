@@ -17,10 +17,10 @@ from raytpu_ops.backends.gke.asking import withdraw
 from raytpu_ops.backends.gke.claim import held_by
 from raytpu_ops.backends.gke.node_pools import NodePoolView
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
-from raytpu_ops.backends.gke.pool_settings import region_of
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.reconciling import remove_policy
 from raytpu_ops.backends.gke.record import HOLD, owned_by
+from raytpu_ops.backends.google.fields import region_of
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError
 from raytpu_ops.tpu.lease import Owner
 

@@ -22,12 +22,13 @@ from raytpu_ops.backends.gke.granting import Granting, Tools, pools_of
 from raytpu_ops.backends.gke.manifest import Nodes
 from raytpu_ops.backends.gke.node_pools import NodePoolView, Wanted, misfit, nodes_of, own_policy
 from raytpu_ops.backends.gke.objects import ClusterView
-from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts, is_zone
+from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.queued import RequestView, check, is_queued, unasked
 from raytpu_ops.backends.gke.reconciling import Reconciler
 from raytpu_ops.backends.gke.record import RECORD, Record, owned_by, parsed, read_record
 from raytpu_ops.backends.google.access import CloudAccess
+from raytpu_ops.backends.google.fields import is_zone, region_of
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
@@ -104,9 +105,15 @@ class PoolLeases:
         :param cluster: path of the cluster.
         :raises InvalidSpec: nobody says it.
         """
+        _, location, name = cluster_parts(cluster)
+        far = [zone for zone in self.options.zones if region_of(zone) != region_of(location)]
+        if far:
+            raise InvalidSpec(
+                f"node_pools.zones: {', '.join(far)}: cluster {name} is in {location}, and node pools are in their "
+                f"cluster's region, {region_of(location)}"
+            )
         if self.options.zones:
             return list(self.options.zones)
-        _, location, _ = cluster_parts(cluster)
         if is_zone(location):
             return [location]
         raise InvalidSpec(

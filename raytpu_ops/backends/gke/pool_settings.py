@@ -9,8 +9,9 @@ import json
 import re
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from raytpu_ops.backends.google.fields import Account, Labels, Tags, Words, Zones
 from raytpu_ops.backends.google.price import PricePerChipHour
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Count, Flag, Line, Word, matching
@@ -18,42 +19,17 @@ from raytpu_ops.tpu.naming import Kind, check_name
 from raytpu_ops.tpu.problems import Checked
 
 _CLUSTER = re.compile(r"projects/(?P<project>[^/]+)/locations/(?P<location>[a-z0-9-]+)/clusters/(?P<name>[a-z0-9-]+)\Z")
-#: ``us-east5-b``, and those for AI: ``us-central1-ai1a``.
-_ZONE = re.compile(r"[a-z]+-[a-z]+[0-9]+-[a-z][a-z0-9]*\Z")
-#: Google's rule for labels of resources; Kubernetes takes all of these too.
-_LABEL_KEY = re.compile(r"[a-z]([a-z0-9_-]{0,61}[a-z0-9])?\Z")
-_LABEL_VALUE = re.compile(r"([a-z0-9]([a-z0-9_-]{0,61}[a-z0-9])?)?\Z")
-#: What this package labels with.
-_OURS = "raytpu-"
+#: What Google calls machines' parts, versions and ranges.
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*\Z")
 
 
-def _pool(value: str) -> str:
-    return check_name(value, Kind.NODE_POOL, "node_pools.reuse")
-
-
-def _words(value: object) -> object:
-    """A list that a form sends as text."""
-    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _labels(value: dict[str, str]) -> dict[str, str]:
-    for key, text in value.items():
-        if not _LABEL_KEY.match(key) or not _LABEL_VALUE.match(text):
-            raise ValueError(
-                "must be labels as Google has them: lower-case letters, digits, dashes and underscores, at most 63"
-            )
-        if key.startswith(_OURS):
-            raise ValueError(f"must not begin with {_OURS!r}, by which leases are found")
-    return value
+def _pools(value: list[str]) -> list[str]:
+    return [check_name(name, Kind.NODE_POOL, "node_pools.reuse") for name in value]
 
 
 ClusterPath = Annotated[Line, matching(_CLUSTER, "must be 'projects/PROJECT/locations/LOCATION/clusters/NAME'")]
-Zones = Annotated[
-    list[Annotated[Word, matching(_ZONE, "must be a zone such as 'us-east5-b'")]], BeforeValidator(_words)
-]
-Names = Annotated[list[Annotated[Word, AfterValidator(_pool)]], BeforeValidator(_words)]
-Words = Annotated[list[Word], BeforeValidator(_words)]
-Labels = Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)]
+Name = Annotated[Word, matching(_NAME, "must be a name: letters, digits, dots, dashes and underscores")]
+PoolNames = Annotated[Words, AfterValidator(_pools)]
 
 
 class NodePools(Checked):
@@ -83,16 +59,16 @@ class NodePools(Checked):
 
     zones: Zones = Field(default_factory=list)
     cluster: ClusterPath | None = None
-    reuse: Names = Field(default_factory=list)
-    workload_policy: Word | None = None
-    service_account: Line | None = None
+    reuse: PoolNames = Field(default_factory=list)
+    workload_policy: Name | None = None
+    service_account: Account | None = None
     disk_size_gb: Annotated[Count, Field(ge=10, le=65536)] | None = None
-    disk_type: Word | None = None
-    image_type: Word | None = None
-    version: Word | None = None
-    tags: Words = Field(default_factory=list)
+    disk_type: Name | None = None
+    image_type: Name | None = None
+    version: Name | None = None
+    tags: Tags = Field(default_factory=list)
     labels: Labels = Field(default_factory=dict)
-    pod_range: Word | None = None
+    pod_range: Name | None = None
     private_nodes: Flag | None = None
     image_streaming: Flag = False
     secure_boot: Flag = False
@@ -135,13 +111,3 @@ def cluster_parts(path: str) -> tuple[str, str, str]:
     if match is None:
         raise InvalidSpec(f"node_pools.cluster: {path!r} is no path of a GKE cluster")
     return match["project"], match["location"], match["name"]
-
-
-def is_zone(location: str) -> bool:
-    """Whether a location is a zone; regions are the others."""
-    return _ZONE.match(location) is not None
-
-
-def region_of(zone: str) -> str:
-    """The region that a zone is in."""
-    return zone.rpartition("-")[0]

@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from raytpu_ops.backends.gke.node_pools import DIGEST, NodePoolView, OperationView, Scene, Wanted, creations, scene
-from raytpu_ops.backends.gke.pool_settings import region_of
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.backends.google.fields import region_of
 from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, RayTpuError
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.waits import Pending

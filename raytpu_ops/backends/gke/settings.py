@@ -20,6 +20,8 @@ from raytpu_ops.tpu.problems import Checked, read
 from raytpu_ops.tpu.words import shown
 
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
+#: ``HOST:PORT/PATH:TAG@DIGEST``; a registry says the rest.
+_IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z")
 _QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?\Z")
 #: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
@@ -45,6 +47,7 @@ DnsLabel = Annotated[
     Word,
     matching(_DNS_LABEL, "must be a Kubernetes name: lower-case letters, digits and dashes, at most 63 characters"),
 ]
+Image = Annotated[Line, matching(_IMAGE, "must be the name of an image, such as 'rayproject/ray:2.60.0-py311'")]
 Quantity = Annotated[Word, matching(_QUANTITY, "must be a Kubernetes quantity such as '4', '500m' or '16Gi'")]
 
 
@@ -88,7 +91,7 @@ class Settings(Checked):
     """
 
     namespace: DnsLabel = "default"
-    image: Line = "rayproject/ray:2.60.0-py311"
+    image: Image = "rayproject/ray:2.60.0-py311"
     ray_version: RayVersion = "2.60.0"
     runtime: Literal["upload", "image"] = "upload"
     service_account: DnsLabel | None = None

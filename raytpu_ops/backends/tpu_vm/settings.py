@@ -9,8 +9,9 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
+from raytpu_ops.backends.google.fields import Account, Labels, Resource, Tags, Words, Zones
 from raytpu_ops.backends.google.price import PricePerChipHour
 from raytpu_ops.backends.ray_options import RayVersion, start_parameters
 from raytpu_ops.tpu.errors import InvalidSpec
@@ -28,38 +29,11 @@ PACKAGES = (
     "etils[epath-gcs]",
     "scikit-learn",
 )
-_ZONE = re.compile(r"[a-z]+(-[a-z0-9]+)+-[a-z]\Z")
 _HOST_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}\Z")
-#: Google's rule for labels: https://cloud.google.com/compute/docs/labeling-resources#requirements
-_LABEL = re.compile(r"[a-z][a-z0-9_-]{0,62}\Z")
-_LABEL_VALUE = re.compile(r"[a-z0-9_-]{0,63}\Z")
-#: A network or a subnetwork, by its name or its path in a project.
-_RESOURCE = re.compile(r"[A-Za-z0-9.:/_-]+\Z")
-#: https://cloud.google.com/vpc/docs/add-remove-network-tags
-_TAG = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
-_ACCOUNT = re.compile(r"[A-Za-z0-9._-]+@[A-Za-z0-9.-]+\.[A-Za-z]+\Z")
 #: The script puts its folder into PATH, which is split at colons.
 _PATH = re.compile(r"/[^\s:]*[^\s:/]\Z")
 #: What the startup script itself says to ``ray start``.
 _OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port", "block"})
-
-
-def _words(value: object) -> object:
-    """A list; text is read as one with commas, as a form and a lease's ``place`` have it."""
-    if isinstance(value, str):
-        return [word.strip() for word in value.split(",") if word.strip()]
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _labels(value: dict[str, str]) -> dict[str, str]:
-    for key, text in value.items():
-        if not _LABEL.match(key) or not _LABEL_VALUE.match(text):
-            raise ValueError(
-                "must be labels of Google: lower-case letters, digits, dashes and underscores, at most 63 characters"
-            )
-        if key.startswith("raytpu-"):
-            raise ValueError("must not begin with 'raytpu-': leases are found by those labels")
-    return value
 
 
 def _environment(value: dict[str, str]) -> dict[str, str]:
@@ -70,24 +44,10 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 
 Variable = Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-Zone = Annotated[Word, matching(_ZONE, "must be a zone of Google Cloud such as 'us-central2-b'")]
-Zones = Annotated[list[Zone], BeforeValidator(_words), Field(min_length=1)]
-Words = Annotated[list[Word], BeforeValidator(_words)]
-Tags = Annotated[
-    list[Annotated[Word, matching(_TAG, "must be a network tag: lower-case letters, digits and dashes, at most 63")]],
-    BeforeValidator(_words),
-]
 HostPort = Annotated[Word, matching(_HOST_PORT, "must be the address of a Ray head's GCS, 'host:port'")]
 AbsolutePath = Annotated[
     Line,
     matching(_PATH, "must be an absolute path on the VMs, without spaces and colons, such as '/opt/venv/bin/python'"),
-]
-Account = Annotated[
-    Word,
-    matching(_ACCOUNT, "must be the e-mail address of a service account, 'NAME@PROJECT.iam.gserviceaccount.com'"),
-]
-Resource = Annotated[
-    Line, matching(_RESOURCE, "must be a name such as 'ml', or a path such as 'projects/PROJECT/global/networks/ml'")
 ]
 
 
@@ -129,9 +89,7 @@ class Settings(Checked):
     reach: Annotated[Word, Field(pattern="^(internal|external)$")] = "internal"
     service_account: Account | None = None
     tags: Tags = Field(default_factory=list)
-    labels: Annotated[dict[Word, Annotated[str, Field(max_length=63)]], AfterValidator(_labels)] = Field(
-        default_factory=dict
-    )
+    labels: Labels = Field(default_factory=dict)
     ray_version: RayVersion = "2.60.0"
     python: AbsolutePath | None = None
     pip: Words = Field(default_factory=lambda: list(PACKAGES))

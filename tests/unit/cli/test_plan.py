@@ -147,6 +147,10 @@ class TestWithoutACloud:
             (("v6e", "--topology", "4x4", "--cluster", "tpus"), "node_pools.cluster: must be 'projects/PROJECT/"),
             (("v6e", "--topology", "4x4", "--lease-hours", "inf"), "--lease-hours: must be a finite number"),
             (("v6e", "--topology", "4x4", "--lease-hours", "1e10"), "--lease-hours: must be at most 365 days"),
+            (
+                ("v6e", "--topology", "4x4", "--price-per-chip-hour", "-2"),
+                "price_per_chip_hour: must be a number above",
+            ),
             (("v6e", "--topology", "4x4", "--backend", "aws"), "backend 'aws' does not exist"),
         ],
     )
@@ -212,10 +216,10 @@ class TestOptionsOverAConnection:
             return await real(self, *args, **options)
 
         monkeypatch.setattr(GkeBackend, "plan", keep)
-        found = plan("v4", "--topology", "2x2x2", "--conn-id", "pools", "--zone", "us-east5-b")
+        found = plan("v4", "--topology", "2x2x2", "--conn-id", "pools", "--zone", "us-central2-c")
         [pools] = seen
-        assert (pools.cluster, pools.zones, pools.disk_size_gb) == (CLUSTER, ["us-east5-b"], 200)
-        assert "1 GKE node pool in us-east5-b, of 2 ct4p-hightpu-4t nodes" in found["creates"]
+        assert (pools.cluster, pools.zones, pools.disk_size_gb) == (CLUSTER, ["us-central2-c"], 200)
+        assert "1 GKE node pool in us-central2-c, of 2 ct4p-hightpu-4t nodes" in found["creates"]
         assert found["creates"][0].startswith("1 RayCluster in namespace ml ")
 
     def test_namespace_and_price_go_over_it(self) -> None:

@@ -187,6 +187,7 @@ def test_the_name_fits_whatever_the_owner_is_called():
         ({"namespce": "x"}, "namespce"),
         ({"image": ""}, "image"),
         ({"image": "a\nb"}, "image"),
+        ({"image": "ray 2.60"}, "image: must be the name of an image"),
         ({"ray_version": "2.54.0"}, "must be 2.55 or newer"),
         ({"ray_version": "latest"}, "must be a version such as '2.60.0'"),
         ({"runtime": "magic"}, "runtime"),

@@ -143,6 +143,11 @@ async def test_flex_start_begins_with_empty_pools_and_is_granted_when_all_hosts_
             {"node_pools": {"cluster": CLUSTER.replace(ZONE, "us-central2")}},
             "node_pools.zones: the cluster is a re",
         ),
+        (
+            None,
+            {"node_pools": {"zones": "us-east5-b"}},
+            "us-east5-b: cluster .* in their cluster's region, us-central2",
+        ),
     ],
     ids=str,
 )

@@ -21,9 +21,10 @@ from raytpu_ops.backends.gke.node_pools import (
     own_nodes,
     scene,
 )
-from raytpu_ops.backends.gke.pool_settings import NodePools, is_zone, region_of
+from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.record import LEASE, OWNER, RECORD
 from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.backends.google.fields import is_zone, region_of
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Reservation, Spot
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner
@@ -162,7 +163,12 @@ def test_the_digest_changes_with_what_is_asked_for_and_with_nothing_else():
         ({"zones": "us-east5-a,us-east5-a"}, "each name stands there once"),
         ({"cluster": "tpus"}, r"node_pools.cluster: must be 'projects/"),
         ({"labels": {"raytpu-owner": "x"}}, "must not begin with 'raytpu-'"),
-        ({"labels": {"Team": "x"}}, "labels as Google has them"),
+        ({"labels": {"Team": "x"}}, "labels as Google and Kubernetes have them"),
+        ({"labels": {"team": "x-"}}, "no dash or underscore at the end"),
+        ({"tags": "tpu,Not a tag"}, r"node_pools.tags.1: must be a network tag"),
+        ({"service_account": "trainer"}, r"node_pools.service_account: must be the e-mail address"),
+        ({"disk_type": "hyper disk"}, r"node_pools.disk_type: must be a name"),
+        ({"version": "'1.37'"}, r"node_pools.version: must be a name"),
         ({"reuse": ["Not_a_name"]}, r"node_pools.reuse: must be lower-case"),
         ({"zone": "us-east5-a"}, r"node_pools.zone: there is no such field"),
         ("no json", "node_pools: must be JSON"),
@@ -178,6 +184,7 @@ def test_zones_for_ai_are_zones_and_regions_are_none():
     assert NodePools(zones=["us-central1-ai1a"]).zones == ["us-central1-ai1a"]
     assert [is_zone(name) for name in ("us-east5-b", "us-east5")] == [True, False]
     assert region_of("us-central1-ai1a") == "us-central1"
+    assert region_of("us-east5") == "us-east5"
 
 
 @pytest.mark.parametrize("option", ["queue", "compute_class"])

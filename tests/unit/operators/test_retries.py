@@ -174,6 +174,11 @@ def test_a_policy_brings_its_retries(defaults: dict[str, Any], arguments: dict[s
     assert found == {**dict.fromkeys(["plan", "provision", "labelled", "job", "release"], retries), "released": 0}
 
 
+def test_a_longest_delay_below_the_first_is_refused() -> None:
+    with pytest.raises(ValueError, match="longest: 0:05:00 is shorter than the first delay, 2:00:00"):
+        RetryBudget(retries=1, delay=timedelta(hours=2), longest=timedelta(minutes=5))
+
+
 @pytest.mark.parametrize("value", [-1, True, "3", {"retries": 1}, 2.5])
 def test_a_budget_that_is_none_is_refused(value: Any) -> None:
     with pytest.raises(InvalidSpec, match="capacity: "):

@@ -10,6 +10,7 @@ from airflow.providers.standard.operators.bash import BashOperator
 from airflow.sdk import DAG, TaskGroup, task, task_group
 
 from raytpu_ops import tpu_slices
+from raytpu_ops.tpu.errors import InvalidSpec
 
 
 @task
@@ -128,6 +129,16 @@ def test_nothing_is_made_before_the_tasks_that_the_author_wants_first(many: bool
     assert dag.get_task("inside").upstream_task_ids == {"before", "labelled"}
     assert dag.get_task("release").upstream_task_ids == {"plan", "provision", "inside"}
     assert all(not dag.get_task(name).is_setup for name in ("before", "other", "group.first"))
+
+
+@pytest.mark.parametrize("after", ["prepare", ["prepare"], None])
+def test_what_is_no_task_is_refused_where_it_is_written(after: Any) -> None:
+    with (
+        DAG("first", schedule=None),
+        pytest.raises(InvalidSpec, match="^after: must be tasks, outputs of tasks or task groups, .* got"),
+        tpu_slices("v4", topology="2x2x1", backend="local", after=after),
+    ):
+        raise AssertionError("the body runs with a lease only")
 
 
 def test_a_lease_inside_a_lease_may_wait_for_a_task_of_the_outer_one() -> None:

@@ -172,8 +172,9 @@ def test_the_record_and_the_labels_hold_no_secret():
     [
         ({}, "zones: is missing: backend 'tpu_vm' needs the zones"),
         ({"zones": []}, "zones: is missing"),
-        ({"zones": "us-central2"}, "must be a zone of Google Cloud such as 'us-central2-b', got 'us-central2'"),
+        ({"zones": "us-central2"}, "must be a zone of Google Cloud such as 'us-east5-b', got 'us-central2'"),
         ({"zones": f"{ZONE},{ZONE}"}, "names a zone twice"),
+        ({"zones": ZONE, "labels": {"team": "x_"}}, "no dash or underscore at the end"),
         ({"zones": ZONE, "zone": ZONE}, "there is no such field; did you mean 'zones'"),
         ({"zones": ZONE, "reach": "external"}, "'external' needs external_ip=True"),
         ({"zones": ZONE, "reach": "proxy"}, "reach: "),
@@ -185,7 +186,7 @@ def test_the_record_and_the_labels_hold_no_secret():
         ({"zones": ZONE, "subnetwork": "a b"}, "subnetwork: must be a name such as"),
         ({"zones": ZONE, "tags": ["A B"]}, "must be a network tag"),
         ({"zones": ZONE, "service_account": "x"}, "service_account: must be the e-mail address"),
-        ({"zones": ZONE, "labels": {"Team": "a"}}, "must be labels of Google"),
+        ({"zones": ZONE, "labels": {"Team": "a"}}, "must be labels as Google and Kubernetes"),
         ({"zones": ZONE, "labels": {"raytpu-owner": "a"}}, "must not begin with 'raytpu-'"),
         ({"zones": ZONE, "ray_start_params": {"head": ""}}, "ray_start_params"),
         ({"zones": ZONE, "ray_start_params": {"--num-cpus": "4"}}, "without the dashes"),
@@ -235,6 +236,11 @@ def test_names_and_paths_of_google_are_taken_as_they_are():
     }
     found = Settings.of({"zones": ZONE, **options}).model_dump()
     assert {name: found[name] for name in options} == {**options, "tags": ["ray", "tpu-hosts"]}
+
+
+def test_packages_with_extras_are_told_apart_in_text():
+    found = Settings.of({"zones": ZONE, "pip": "ray[default,serve]=={ray_version}, jax[tpu] ,flax"})
+    assert found.packages == [f"ray[default,serve]=={found.ray_version}", "jax[tpu]", "flax"]
 
 
 def test_a_place_in_the_queue_is_not_waited_for_when_it_is_gone():
