@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
@@ -195,6 +195,13 @@ class ProvisionTpuSlicesOperator(_WantsSlices):
         for line in lease.attempts:
             self.log.info("Tried before: %s", line)
         self.log.info("Granted lease %s to %s: %s until %s", lease.id, lease.owner.key, lease.spec, lease.expires_at)
+        if lease.expires_at <= datetime.now(UTC):
+            self.log.warning(
+                "Lease %s was adopted as it is, its time is over: the reaper may take it at any moment. To have it for "
+                "longer, release it (`raytpu release %s`) and clear this task",
+                lease.id,
+                lease.id,
+            )
         context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
         return lease.to_xcom()
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException
 
-from raytpu_ops import RayServeOperator
+from raytpu_ops import ProvisionTpuSlicesOperator, RayServeOperator
 from raytpu_ops.operators.base import RayTpuOperator
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 
 
 class Fails(RayTpuOperator):
@@ -56,6 +58,28 @@ def test_anything_else_may_be_retried(error: Exception, resumed: bool) -> None:
     assert caught.value is error
 
 
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_a_lease_whose_time_is_over_is_adopted_with_a_warning(hours: int, capsys: pytest.CaptureFixture[str]) -> None:
+    with DAG("d", schedule=None):
+        task = ProvisionTpuSlicesOperator(task_id="provision", generation="v4", topology="2x2x1")
+    until = datetime.now(UTC) + timedelta(hours=hours)
+    lease = SliceLease(
+        id="tpu-d-r",
+        owner=Owner(dag_id="d", run_id="r", task_id="provision"),
+        backend="local",
+        spec=task._wanted()[0],
+        capacity={"kind": "on_demand"},
+        ray=RayEndpoint(address="http://127.0.0.1:8265", serve_address="http://127.0.0.1:8000"),
+        granted_at=until - timedelta(hours=2),
+        expires_at=until,
+    )
+    context: Any = {"ti": Instance(-1)}
+
+    assert task.finish(context, lease.to_xcom())["id"] == lease.id
+
+    assert ("release it (`raytpu release tpu-d-r`)" in capsys.readouterr().out) == (hours < 0)
+
+
 class Instance:
     """A running task instance."""
 
@@ -63,6 +87,9 @@ class Instance:
 
     def __init__(self, map_index: int) -> None:
         self.map_index = map_index
+
+    def xcom_push(self, key: str, value: object) -> None:
+        """Nobody reads it here."""
 
 
 @pytest.mark.parametrize(
