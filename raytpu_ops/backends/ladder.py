@@ -16,7 +16,14 @@ from pydantic import Field
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, InvalidSpec, RayTpuError
+from raytpu_ops.tpu.errors import (
+    CapacityUnavailable,
+    DeadlineExceeded,
+    InvalidSpec,
+    Misconfigured,
+    NotOffered,
+    RayTpuError,
+)
 from raytpu_ops.tpu.fields import Count, Instant, Text
 from raytpu_ops.tpu.problems import Checked
 
@@ -45,11 +52,13 @@ class Climb(Checked):
     :param step: number of the step that is being tried.
     :param begun: when it began, UTC.
     :param tried: what was tried before and why it failed, one line each, in order.
+    :param not_offered: how many of them could never work, as their zone does not have what was asked for.
     """
 
     step: Count
     begun: Instant
     tried: list[Text] = Field(default_factory=list)
+    not_offered: Count = 0
 
     @classmethod
     def start(cls, now: datetime) -> Self:
@@ -58,7 +67,12 @@ class Climb(Checked):
 
     def failed(self, step: Step, error: RayTpuError, now: datetime) -> Self:
         """The next step, with this one's failure in the list."""
-        return type(self)(step=step.number + 1, begun=now, tried=[*self.tried, f"{step}: {error}"])
+        return type(self)(
+            step=step.number + 1,
+            begun=now,
+            tried=[*self.tried, f"{step}: {error}"],
+            not_offered=self.not_offered + isinstance(error, NotOffered),
+        )
 
 
 def steps(plan: Plan, zones: Sequence[str] = ()) -> list[Step]:
@@ -96,15 +110,18 @@ def check_queue(rung: AnyCapacity, where: str) -> None:
 
 def is_refusal(error: RayTpuError) -> bool:
     """Whether another rung or zone may help; all else ends the climb."""
-    return isinstance(error, CapacityUnavailable | DeadlineExceeded)
+    return isinstance(error, CapacityUnavailable | DeadlineExceeded | NotOffered)
 
 
-def exhausted(what: str, climb: Climb) -> CapacityUnavailable:
+def exhausted(what: str, climb: Climb) -> CapacityUnavailable | Misconfigured:
     """The error at the end of the ladder: everything that was tried, and why it failed.
 
     :param what: the lease, as the message names it.
+    :return: of the class that says whether trying later can help.
     """
+    tried = f"{len(climb.tried)} of {len(climb.tried)} tries failed: {'; '.join(climb.tried)}"
+    if climb.not_offered == len(climb.tried):
+        return Misconfigured(f"{what}: no zone that is named has what is asked for, {tried}. Name other zones")
     return CapacityUnavailable(
-        f"{what}: no capacity, {len(climb.tried)} of {len(climb.tried)} tries failed: {'; '.join(climb.tried)}. "
-        "Try later, add a rung or a zone, or ask for a smaller topology"
+        f"{what}: no capacity, {tried}. Try later, add a rung or a zone, or ask for a smaller topology"
     )

@@ -2,7 +2,8 @@
 
     RayTpuError
     ├── Misconfigured            the request can never work as written
-    │   └── InvalidSpec          (also a ValueError) refused before anything was created
+    │   ├── InvalidSpec          (also a ValueError) refused before anything was created
+    │   └── NotOffered           not in that zone; a ladder has others
     ├── CapacityUnavailable      nobody had the chips; worth another rung or another try
     ├── Preempted                the slice was there and is not any more
     ├── UserCodeFailed           the code that was submitted raised
@@ -60,6 +61,10 @@ class Misconfigured(RayTpuError):
 
 class InvalidSpec(Misconfigured, ValueError):
     """A value was refused before anything was created; the message says where and what would be right."""
+
+
+class NotOffered(Misconfigured):
+    """A zone does not have what is asked for: the reservation, the machine, or the zone itself for this project."""
 
 
 class CapacityUnavailable(RayTpuError):

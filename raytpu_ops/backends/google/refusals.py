@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, NotOffered, RayTpuError, RemoteUnavailable
 
 if TYPE_CHECKING:
     from google.api_core.exceptions import GoogleAPICallError
@@ -105,15 +105,21 @@ ROWS: tuple[Row, ...] = (
     ),
     Row(
         "place",
-        Misconfigured,
+        NotOffered,
         r"\blocation \S+ is not found|LOCATION_POLICY_VIOLATED|permission denied on 'locations/",
         "check the zone's name, and whether the project may use it",
+    ),
+    Row(
+        "not_offered",
+        NotOffered,
+        r"\breservation \S+ (was )?not found|invalid machine type \S+ in zone|was not found in zone",
+        "that zone does not have it: name another zone, or another rung",
     ),
     # Operations and pools carry such words with any code, or none.
     Row(
         "shape",
         Misconfigured,
-        r"is not supported|invalid (value|machine type|argument)|bad request|was not found in zone|not be specified",
+        r"is not supported|invalid (value|machine type|argument)|bad request|not be specified",
         "",
     ),
 )

@@ -127,3 +127,13 @@ async def world(_no_authorities: None, kube: FakeKube, access: KubeconfigAccess)
     with GoogleFake() as google:
         Watch(google, GKE)
         yield World(kube, google, access)
+
+
+@pytest.fixture
+def two_zones(world: World) -> World:
+    """One whose cluster is in two zones."""
+    from tests.unit.gke.pool_world import BOTH_ZONES
+
+    [cluster] = world.google.container.clusters.values()
+    cluster.zones = tuple(BOTH_ZONES["zones"])
+    return world

@@ -23,7 +23,7 @@ from raytpu_ops.tpu.naming import lease_id, node_pool_name
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
-from tests.google_fake.fake import CLUSTER
+from tests.google_fake.fake import CLUSTER, ZONE
 from tests.google_fake.queued import Queue
 from tests.unit.gke.conftest import ME
 from tests.unit.gke.fake_kube import NAMESPACE, POD_TEMPLATES, PODS, RAY_CLUSTERS, REQUESTS, SECRETS, FakeKube
@@ -32,6 +32,8 @@ from tests.unit.gke.seen import SPEC
 #: Names of the lease and its pools.
 LEASE_ID = lease_id(ME)
 POOLS = [node_pool_name(ME, 0), node_pool_name(ME, 1)]
+OTHER_ZONE = "us-central2-a"
+BOTH_ZONES = {"zones": [ZONE, OTHER_ZONE]}
 KINDS = (RAY_CLUSTERS, PODS, SECRETS, POD_TEMPLATES, REQUESTS)
 RUNNING = container_v1.NodePool.Status.RUNNING
 
@@ -197,3 +199,9 @@ class World:
         return [
             f"{call.method} {call.resource.rpartition('/')[2]}" for call in self.google.calls if call.method in methods
         ]
+
+
+async def acquired(world: World, capacity: Any = None, spec: SliceSpec = SPEC, **options: Any) -> SliceLease:
+    """A lease, with the backend's options."""
+    backend = world.backend(**options)
+    return await backend.acquire(await world.plan(backend, capacity, spec), ME, say=world.said.append)

@@ -20,23 +20,8 @@ from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
 from tests.unit.gke.conftest import ME
 from tests.unit.gke.fake_kube import FORBIDDEN, RAY_CLUSTERS, RESET
-from tests.unit.gke.pool_world import LEASE_ID, POOLS, World
+from tests.unit.gke.pool_world import BOTH_ZONES, LEASE_ID, OTHER_ZONE, POOLS, World, acquired
 from tests.unit.gke.seen import SPEC
-
-OTHER_ZONE = "us-central2-a"
-BOTH_ZONES = {"zones": [ZONE, OTHER_ZONE]}
-
-
-async def acquired(world: World, capacity: Any = None, spec: SliceSpec = SPEC, **options: Any) -> SliceLease:
-    backend = world.backend(**options)
-    return await backend.acquire(await world.plan(backend, capacity, spec), ME, say=world.said.append)
-
-
-@pytest.fixture
-def two_zones(world: World) -> World:
-    [cluster] = world.google.container.clusters.values()
-    cluster.zones = (ZONE, OTHER_ZONE)
-    return world
 
 
 def dies() -> None:

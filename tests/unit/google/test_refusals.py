@@ -26,7 +26,7 @@ from raytpu_ops.backends.google.refusals import (
     retry_after_s,
     told,
 )
-from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, NotOffered, RayTpuError, RemoteUnavailable
 
 Code = grpc.StatusCode
 
@@ -111,8 +111,8 @@ SAID = [
         Code.NOT_FOUND,
         'Google Compute Engine: reservation "h4d-reservation/reservationBlocks/h4d-reservation-block-0001" not found '
         'for node pool "h4d-highmem-192-lssd-h4d-pool" at zone "us-central1-b".',
-        Misconfigured,
-        None,
+        NotOffered,
+        "not_offered",
     ),
     # Quota: region, zone, and in the words of each API
     Said(
@@ -242,14 +242,14 @@ SAID = [
         "https://github.com/dstackai/gpuhunt/issues/98",
         Code.PERMISSION_DENIED,
         "Location europe-west1-b is not found or access is unauthorized.",
-        Misconfigured,
+        NotOffered,
         "place",
     ),
     Said(
         "https://github.com/firezone/firezone/pull/7711",
         Code.PERMISSION_DENIED,
         "Permission denied on 'locations/me-central2' (or it may not exist).",
-        Misconfigured,
+        NotOffered,
         "place",
     ),
     Said(
@@ -257,8 +257,15 @@ SAID = [
         None,
         "Cloud TPU received a bad request. the accelerator v4-128 was not found in zone us-central2-b "
         "[EID: 0x945ef875d10e8e13]",
-        Misconfigured,
-        "shape",
+        NotOffered,
+        "not_offered",
+    ),
+    Said(
+        "https://github.com/keras-team/kinetic/issues/305",
+        Code.INVALID_ARGUMENT,
+        'Invalid machine type "e2-standard-4" in zone "us-central2-b": GCE_NOT_FOUND',
+        NotOffered,
+        "not_offered",
     ),
     Said(
         "https://github.com/vllm-project/ci-infra/pull/547",
