@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowTaskTimeout
+
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, settled, whole_number
@@ -184,8 +186,8 @@ class ProvisionTpuSlicesOperator(_WantsSlices):
             return self.carry(
                 context, flow=flow, trigger=trigger, deferred=self.deferrable and not backend.acquires_in_task
             )
-        except asyncio.CancelledError:
-            # Only a kill cancels. The flow could not roll back by itself: in a triggerer it must not.
+        except (asyncio.CancelledError, AirflowTaskTimeout):
+            # A kill, or `execution_timeout`. The flow could not roll back by itself: in a triggerer it must not.
             self._take_back(backend, owner)
             raise
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import signal
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
 from airflow.sdk import DAG, TaskGroup
-from airflow.sdk.exceptions import AirflowFailException
+from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
+from airflow.sdk.execution_time.timeout import timeout
 
 from raytpu_ops import ProvisionTpuSlicesOperator, RayServeOperator
+from raytpu_ops.backends.base import Plan, Released
 from raytpu_ops.operators.base import RayTpuOperator
+from raytpu_ops.tpu.capacity import OnDemand
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
 
 
 class Fails(RayTpuOperator):
@@ -78,6 +84,44 @@ def test_a_lease_whose_time_is_over_is_adopted_with_a_warning(hours: int, capsys
     assert task.finish(context, lease.to_xcom())["id"] == lease.id
 
     assert ("release it (`raytpu release tpu-d-r`)" in capsys.readouterr().out) == (hours < 0)
+
+
+class _TimesOut:
+    """A backend that has made something when the task's time is over."""
+
+    acquires_in_task = True
+
+    def __init__(self) -> None:
+        self.made: list[str] = []
+
+    async def plan(self, *_: object, **__: object) -> Plan:
+        return Plan(
+            backend="local", spec=SliceSpec.of("v4", "2x2x1"), ladder=[OnDemand()], lease_for=timedelta(hours=1)
+        )
+
+    async def acquire(self, *_: object, **__: object) -> None:
+        self.made.append("head")
+        signal.raise_signal(signal.SIGALRM)
+        await asyncio.Event().wait()
+
+    async def find(self, owner: Owner) -> Owner:
+        return owner
+
+    async def release(self, _: object) -> Released:
+        return Released(removed=[self.made.pop()])
+
+
+def test_what_is_made_when_the_execution_timeout_comes_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    with DAG("d", schedule=None):
+        task = ProvisionTpuSlicesOperator(task_id="provision", generation="v4", topology="2x2x1")
+    backend = _TimesOut()
+    monkeypatch.setattr(task, "_open", lambda: backend)
+    context: Any = {"ti": Instance(-1)}
+
+    with pytest.raises(AirflowTaskTimeout), timeout(seconds=3600):
+        task.begin(context)
+
+    assert backend.made == []
 
 
 class Instance:
