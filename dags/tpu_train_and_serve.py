@@ -69,6 +69,13 @@ BATCH = 30
             f"of {WANTED_ACCURACY} is wanted. That is for four hosts or fewer; eight need 12, sixteen 25: a step's "
             "batch grows with the hosts, so an epoch has fewer steps.",
         ),
+        "storage": Param(
+            STORAGE,
+            type="string",
+            minLength=1,
+            title="Storage",
+            description="Where checkpoints go: a bucket, gs://…, or a folder that every host sees at this path.",
+        ),
     },
 )
 def tpu_train_and_serve() -> None:
@@ -86,7 +93,7 @@ def tpu_train_and_serve() -> None:
             train_loop="digits.train:loop",
             config={"epochs": "{{ params.epochs }}"},
             working_dir=str(CODE),
-            storage=STORAGE,
+            storage="{{ params.storage }}",
             deadlines={"starting": timedelta(minutes=5), "running": timedelta(minutes=30)},
         )
         serve = RayServeOperator(

@@ -54,7 +54,7 @@ def test_pipeline_is_not_scheduled_and_has_a_form() -> None:
     dag = load("tpu_train_and_serve")
 
     assert not dag.timetable.can_be_scheduled
-    assert list(dag.params) == ["backend", "generation", "topology", "slices", "epochs"]
+    assert list(dag.params) == ["backend", "generation", "topology", "slices", "epochs", "storage"]
     with pytest.raises(Exception, match="slices"):
         dag.params["slices"] = 0
 
