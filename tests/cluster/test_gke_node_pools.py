@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,6 +28,7 @@ from tests.google_fake import Clock, GoogleFake, queued
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.boots import BootsNodes
 from tests.google_fake.fake import CLUSTER
+from tests.leaks import Argv, leaks, marks
 from tests.session import SESSION_DIR
 from tests.testbed.client import Testbed
 from tests.waiting import eventually, eventually_async
@@ -37,6 +40,7 @@ RBAC = REPOSITORY / "deploy" / "gke" / "rbac.yaml"
 DAG = "tpu_train_and_serve"
 #: What only a hang takes.
 LIMIT_S = 1500.0
+KINDS = [("ray.io/v1", "RayCluster"), ("v1", "Pod"), ("v1", "Secret"), ("v1", "Service")]
 #: Seconds of Google's in one of ours.
 SPEED = 20.0
 
@@ -49,10 +53,15 @@ def google(slices: Testbed) -> Iterator[GoogleFake]:
         assert fake.node_pools() == {}
 
 
+def there(testbed: Testbed, namespace: str) -> list[dict[str, Any]]:
+    """Objects of a lease and others of their kinds, as the API server has them."""
+    resources = [testbed.dynamic.resources.get(api_version=version, kind=kind) for version, kind in KINDS]
+    return [one for resource in resources for one in resource.get(namespace=namespace).to_dict()["items"]]
+
+
 def left(testbed: Testbed, google: GoogleFake, namespace: str) -> list[str]:
     """All that is there of leases, in words."""
-    kinds = [("ray.io/v1", "RayCluster"), ("v1", "Pod"), ("v1", "Secret"), ("v1", "Service"), ("v1", "PodTemplate")]
-    kinds.append((queued.API, queued.KIND))
+    kinds = [*KINDS, ("v1", "PodTemplate"), (queued.API, queued.KIND)]
     ours = [kind for version, kind in kinds if testbed.count(version, kind, OWNER, namespace)]
     pools = [name.rpartition("/")[2] for name in google.container.made]
     nodes = [name for name in testbed.nodes() if name.startswith(tuple(pools))]
@@ -82,7 +91,11 @@ def test_the_pipeline_runs_from_no_node_to_a_served_model_and_back(slices: Testb
         try:
             airflow.api.wait_for_dag(DAG)
             airflow.api.unpause(DAG)
-            run = airflow.api.trigger(DAG, {"backend": "gke", "epochs": 6})
+            with Argv() as argv:
+                run = airflow.api.trigger(DAG, {"backend": "gke", "epochs": 6})
+                airflow.api.wait_task(DAG, run, "labelled", deadline_s=LIMIT_S)
+                objects = there(slices, namespace)
+                airflow.api.wait_run(DAG, run, deadline_s=LIMIT_S)
             state = airflow.api.wait_run(DAG, run, deadline_s=LIMIT_S)["state"]
             if state != "success":
                 for task in airflow.api.tasks(DAG, run):
@@ -93,6 +106,12 @@ def test_the_pipeline_runs_from_no_node_to_a_served_model_and_back(slices: Testb
             released = airflow.api.xcom(DAG, run, "release")
             log = str(airflow.api.log_events(DAG, run, "provision", 1))
             assert airflow.api.xcom(DAG, run, "evaluate")["accuracy"] >= 0.95
+            secrets = {base64.b64decode(word).decode() for one in objects for word in (one.get("data") or {}).values()}
+            pools = [call.request.node_pool.config for call in google.asked("CreateNodePool")]
+            labels = [[dict(one.labels), dict(one.resource_labels), dict(one.metadata)] for one in pools]
+            told = {"argv": argv.lines, "objects": marks(objects), "pools": labels}
+            assert secrets
+            assert leaks(google.secrets | secrets, home, **told) == []
         finally:
             assert airflow.stop() == []
         made = [name.rpartition("/")[2] for name in google.container.made]

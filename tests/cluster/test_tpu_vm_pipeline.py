@@ -22,6 +22,7 @@ from tests.google_fake import Clock, GoogleFake, zone
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.roles import Watch
 from tests.google_fake.vms import BootsVms
+from tests.leaks import Argv, leaks
 from tests.session import SESSION_DIR
 from tests.waiting import eventually
 
@@ -122,8 +123,9 @@ def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
 ) -> None:
     """The first zone has nothing: the ladder's second step is granted."""
     google.faults.stockout(zone=ZONE)
-    run = started(airflow)
-    found = check(google, vms, airflow, run)
+    with Argv() as argv:
+        run = started(airflow)
+        found = check(google, vms, airflow, run)
 
     lease = found["provision"]
     assert {one["slice"] for one in found["train"]["workers"]} == set(lease["created"]["slice"])
@@ -136,10 +138,9 @@ def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
     # No secret was told.
     created = google.asked("CreateQueuedResource")
     tokens = {one.request.queued_resource.tpu.node_spec[0].node.metadata[TOKEN] for one in created}
-    told = logs(airflow, run) + json.dumps(found)
-    told += "".join(str(airflow.api.log_events(DAG, run, task, 1)) for task in TASKS)
+    labels = [dict(one.request.queued_resource.tpu.node_spec[0].node.labels) for one in created]
     assert len(tokens) == 2
-    assert not any(token in told for token in tokens)
+    assert leaks(google.secrets | tokens, airflow.home, argv=argv.lines, labels=labels) == []
 
 
 def test_a_slice_that_google_takes_back_in_training_costs_one_try_and_the_next_has_others(

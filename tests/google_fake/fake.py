@@ -22,7 +22,7 @@ from tests.google_fake.rest import RestServer
 from tests.google_fake.rpc import RpcServer
 from tests.google_fake.tokens import Tokens, service_account
 from tests.google_fake.tpu import Tpu
-from tests.google_fake.trust import authority
+from tests.google_fake.trust import authority, private_key
 from tests.google_fake.vms import BootsVms
 
 if TYPE_CHECKING:
@@ -129,6 +129,11 @@ class GoogleFake:
         """
         ca = str(self.ca_file)
         return {"GRPC_DEFAULT_SSL_ROOTS_FILE_PATH": ca, "REQUESTS_CA_BUNDLE": ca, "SSL_CERT_FILE": ca}
+
+    @property
+    def secrets(self) -> set[str]:
+        """What nobody may tell: tokens, and a line of the accounts' key."""
+        return self.tokens.known | {private_key().splitlines()[1]}
 
     @property
     def calls(self) -> list[Call]:

@@ -51,9 +51,14 @@ class Tokens:
         self._owners[token] = principal
         return token
 
+    @property
+    def known(self) -> set[str]:
+        """Every token that was handed out, or that somebody came with."""
+        return self._seen | set(self._owners)
+
     def expire(self) -> None:
         """F38: every token that there is, is too old from now on; newer ones are good."""
-        self._expired |= self._seen | set(self._owners)
+        self._expired |= self.known
 
     def principal(self, header: str) -> str:
         """Whose word a request is.
