@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from raytpu_ops.backends.base import Backend, Released, Say
+from raytpu_ops.ray.health import GRACE_S
 from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
@@ -66,7 +67,7 @@ async def _whole_or_broken(
 
 
 async def stands(backend: Backend, lease: SliceLease) -> bool:
-    """Whether what runs on the lease still has all its hosts; one that is only late counts as there."""
+    """Whether what runs on the lease still has its head and all its hosts; one that is only late counts as there."""
     return (await backend.observe(lease)).stands
 
 
@@ -86,13 +87,17 @@ async def reach(
     :param phase: what the caller is at; while the lease waits in a queue or for hosts, those phases count.
     :raises Preempted: when the lease's head is gone with all that ran on it.
     """
+    away: datetime | None = None
 
     async def look() -> Answer:
+        nonlocal away
         try:
             return await act()
         except RemoteUnavailable:
             report = await backend.observe(lease)
-            if report.lost:
+            # A head that starts again by itself is there before a retry would be.
+            away = (away or utc_now()) if report.headless else None
+            if report.lost and (away is None or utc_now() - away >= timedelta(seconds=GRACE_S)):
                 raise _lost(lease, report) from None
             here = phase if report.phase is Phase.LABELLED else report.phase
             decider.enter(here, schedule.until(here, report.since if here is report.phase else None))
@@ -106,7 +111,8 @@ async def reach(
 
 def _lost(lease: SliceLease, report: Readiness) -> Preempted:
     if report.fatal is None:
-        return Preempted(f"lease {lease.id}: {report.describe()}. A retry of this task replaces its slices.")
+        helps = "replaces its slices" if report.broken else "waits for another head"
+        return Preempted(f"lease {lease.id}: {report.describe()}. A retry of this task {helps}.")
     return Preempted(f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one.")
 
 

@@ -20,7 +20,7 @@ from raytpu_ops.ray.health import Health, Lost
 from raytpu_ops.ray.logs import LogCursor
 from raytpu_ops.ray.readiness import busy_hosts
 from raytpu_ops.ray.states import JobInfo, JobStatus, ServeApplication, ServeStatus
-from raytpu_ops.ray.verdicts import Verdict, job_verdict, serve_verdict
+from raytpu_ops.ray.verdicts import HOSTS_LOST, Verdict, job_verdict, serve_verdict
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, FailureClass, Preempted, RemoteUnavailable
 from raytpu_ops.tpu.work import Event, parse_event
@@ -78,7 +78,7 @@ async def follow_job(
         job counts as started once Ray calls it running.
     :param on_progress: takes a line whenever the state changes.
     :param on_position: told after each line that was emitted what to pass as ``skip_lines`` to go on behind it.
-    :param slices_whole: whether the job's slices still have every host.
+    :param slices_whole: whether the job's slices still have their head and every host.
     :param skip_lines: ``lines_emitted`` of an earlier call: lines before it are read, not emitted.
     :param poll_s: seconds between two looks at the state.
     :return: the outcome; a failure is a verdict, not an exception.
@@ -277,7 +277,7 @@ class _JobFollower:
             return FailureClass.PREEMPTED, f"job {self.name}: {error}; a retry runs on replaced slices"
         if await self.health.whole() is False:
             # A run that lost a host hangs in whatever it waits for (F20): that is not its own slowness.
-            return FailureClass.PREEMPTED, f"{error}; a slice has lost hosts, a retry runs on replaced slices"
+            return FailureClass.PREEMPTED, f"{error}; {HOSTS_LOST}, a retry runs on replaced slices"
         busy = await _busy_words(self.client, besides=self.name) if self.wait.phase == Phase.STARTING else ""
         return FailureClass.DEADLINE_EXCEEDED, f"{error}{busy}"
 
@@ -325,7 +325,7 @@ async def follow_serve(
 
     :param until: the instant, UTC, until which it must.
     :param on_progress: takes a line whenever the state changes.
-    :param slices_whole: whether its slices still have every host.
+    :param slices_whole: whether its slices still have their head and every host.
     :param poll_s: seconds between two looks.
     :return: the application as it runs.
     :raises UserCodeFailed: it cannot be deployed, in Serve's words.
@@ -372,5 +372,5 @@ async def follow_serve(
         return await wait_async(look, decider, sleep=sleep)
     except DeadlineExceeded as error:
         if await health.whole() is False:
-            raise Preempted(f"{error}; a slice has lost hosts, a retry runs on replaced slices") from error
+            raise Preempted(f"{error}; {HOSTS_LOST}, a retry runs on replaced slices") from error
         raise DeadlineExceeded(f"{error}{await _busy_words(client, besides=None)}") from error

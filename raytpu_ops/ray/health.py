@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from datetime import datetime
 
 from raytpu_ops.ray.client import RayClient
+from raytpu_ops.ray.verdicts import HOSTS_LOST
 from raytpu_ops.tpu.errors import RemoteUnavailable
 
 #: Seconds between two checks.
@@ -29,7 +30,7 @@ class Health:
     """Checks in measured steps.
 
     :param client: asked for the nodes.
-    :param slices_whole: whether the slices still have every host; None where nobody can say.
+    :param slices_whole: whether the slices still have their head and every host; None where nobody can say.
     :param clock: the time, UTC.
     """
 
@@ -74,7 +75,7 @@ class Health:
 
     async def _amiss_words(self) -> str:
         if await self.whole() is False:
-            return "a slice has lost hosts"
+            return HOSTS_LOST
         if self.driver_node_id is None:
             return ""
         try:

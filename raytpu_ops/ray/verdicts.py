@@ -76,6 +76,8 @@ class FailedRow:
 
 _TRACEBACK = "its traceback is in the log above"
 _LOST = "a retry runs on replaced slices"
+#: What is said where slices do not stand any more; their report says which hosts.
+HOSTS_LOST = "a slice has lost hosts, or Ray its head"
 _ENVIRONMENT = "see its runtime_env: working_dir, pip and env_vars must be right for the cluster"
 
 #: Read from the top; the first row that fits counts. Texts: ray/dashboard/modules/job/job_manager.py.
@@ -140,7 +142,7 @@ def job_verdict(
     :param submission_id: its id, for messages.
     :param event: the last ``result`` or ``failed`` line of its driver, None where there was none.
     :param expect_result: the driver is ours, so a success without a ``result`` line is none.
-    :param slices_whole: whether its slices still have every host; None where nobody looked.
+    :param slices_whole: whether its slices still have their head and every host; None where nobody looked.
     """
     name = f"job {submission_id}"
     if job is None:
@@ -180,7 +182,7 @@ def _failed_job(name: str, job: JobInfo, event: Event | None, slices_whole: bool
         failure_class, message = row.failure_class, f"{name} has failed{_exit_words(job)}: {_quoted(job)}; {row.advice}"
     if slices_whole is False and failure_class in _MAY_BE_LOST_HOSTS:
         # A host that dies shows in the code on the others as whatever error comes first (F13).
-        return _failed(FailureClass.PREEMPTED, f"{name}: a slice has lost hosts, {_LOST}; what it said: {message}")
+        return _failed(FailureClass.PREEMPTED, f"{name}: {HOSTS_LOST}, {_LOST}; what it said: {message}")
     return _failed(failure_class, message)
 
 
@@ -220,7 +222,7 @@ def serve_verdict(application: ServeApplication | None, *, name: str, slices_who
 
     :param application: as Serve shows it; None where Serve has no such application.
     :param name: its name, for messages.
-    :param slices_whole: whether its slices still have every host; None where nobody looked.
+    :param slices_whole: whether its slices still have their head and every host; None where nobody looked.
     """
     what = f"application {name}"
     if application is None:
@@ -236,7 +238,7 @@ def serve_verdict(application: ServeApplication | None, *, name: str, slices_who
         return _failed(FailureClass.JOB_STOPPED, f"{what} is being deleted; clear the task to deploy it again")
     why = serve_words(application)
     if slices_whole is False:
-        return _failed(FailureClass.PREEMPTED, f"{what}: a slice has lost hosts, {_LOST}; {why}")
+        return _failed(FailureClass.PREEMPTED, f"{what}: {HOSTS_LOST}, {_LOST}; {why}")
     if status is ServeStatus.DEPLOY_FAILED:
         return _failed(FailureClass.USER_CODE_FAILED, f"{what} cannot be deployed: {why}")
     # NOT_STARTED and DEPLOYING go on; Serve heals what is UNHEALTHY by itself, or not: the deadline decides.

@@ -62,6 +62,7 @@ class Readiness(BaseModel):
 
     :param slices: one report a slice that was asked for.
     :param head_alive: Ray answers.
+    :param headless: the head does not run, as whoever runs it says; one that is only silent may be busy.
     :param problems: what is wrong beyond single slices, in words.
     :param fatal: a reason for which waiting cannot help, None where it can.
     :param phase: what is waited for: a queue, hosts, or Ray's labels on them. Each has its own deadline.
@@ -72,6 +73,7 @@ class Readiness(BaseModel):
 
     slices: list[SliceReport] = Field(default_factory=list)
     head_alive: bool = False
+    headless: bool = False
     problems: list[str] = Field(default_factory=list)
     fatal: str | None = None
     phase: Phase = Phase.LABELLED
@@ -84,14 +86,14 @@ class Readiness(BaseModel):
 
     @property
     def stands(self) -> bool:
-        """What runs on the slices may still have all its hosts; one that is only late counts as there."""
-        return self.fatal is None and not self.broken and self.phase is Phase.LABELLED
+        """What runs on the slices may still have its head and all its hosts; one that is only late counts as there."""
+        return self.fatal is None and not self.headless and not self.broken and self.phase is Phase.LABELLED
 
     @property
     def lost(self) -> bool:
         """Nothing is left of what ran on the slices, and Ray can't be asked about it."""
-        headless = bool(self.slices) and not self.head_alive
-        return self.fatal is not None or (headless and all(s.broken for s in self.slices))
+        hostless = bool(self.slices) and all(s.broken for s in self.slices)
+        return self.fatal is not None or self.headless or (hostless and not self.head_alive)
 
     @property
     def broken(self) -> list[str]:

@@ -71,6 +71,12 @@ class Seen:
         """Ray can be asked: its head is there and ready."""
         return self.head is not None and self.head.ready and not self.head.deleting
 
+    @property
+    def headless(self) -> bool:
+        """No head runs, and no job outlives its head; one that runs and is not ready may be busy."""
+        head = self.head
+        return head is None or head.deleting or head.is_over or head.running_since is None
+
 
 def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
     """The report.
@@ -98,6 +104,7 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
     return Readiness(
         slices=reports,
         head_alive=report.head_alive and seen.nodes is not None,
+        headless=seen.headless,
         problems=problems,
         phase=phase,
         since=since,
@@ -110,15 +117,16 @@ def _phase(spec: SliceSpec, cluster: ClusterView, seen: Seen) -> tuple[Phase, da
     if _is_held(cluster, workload):
         return Phase.QUEUED, (workload.queued_since if workload else None) or cluster.created
     granted = _latest([cluster.created, workload.admitted if workload else None])
-    hosts = [pod for pod in seen.hosts if not pod.deleting]
-    if len(hosts) < spec.hosts or not all(pod.is_placed for pod in hosts):
+    pods = [pod for pod in seen.pods if not pod.deleting]
+    heads = sum(pod.is_head for pod in pods)
+    if not heads or len(pods) - heads < spec.hosts or not all(pod.is_placed for pod in pods):
         queued = [one.created for one in seen.requests if one.waits]
         if queued and not seen.lost_pools:
             return Phase.QUEUED, _latest([granted, *queued])
-        waiting = [pod.created for pod in hosts if not pod.is_placed]
+        waiting = [pod.created for pod in pods if not pod.is_placed]
         came = [one.provisioned.since for one in seen.requests if one.provisioned]
         return Phase.PROVISIONING, _latest([granted, *waiting, *came])
-    placed = [pod.scheduled.since for pod in hosts if pod.scheduled]
+    placed = [pod.scheduled.since for pod in pods if pod.scheduled]
     return Phase.LABELLED, _latest([granted, *placed])
 
 

@@ -23,6 +23,7 @@ WAITING = Readiness(slices=[SliceReport(name="s0", hosts_wanted=2, missing=["hos
 BROKEN = Readiness(
     slices=[SliceReport(name="s0", hosts_wanted=2, missing=["host 1 is dead"], broken=True)], head_alive=True
 )
+AWAY = Readiness(slices=[SliceReport(name="s0", hosts_wanted=2)], headless=True, problems=["head pod waits for a node"])
 LOST = Readiness(slices=[SliceReport(name="s0", hosts_wanted=2)], fatal="the Ray head is dead")
 
 

@@ -12,8 +12,8 @@ from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.naming import submission_id
 from raytpu_ops.tpu.readiness import Readiness, SliceReport
 from raytpu_ops.tpu.work import WORK_VARIABLE, Event, FunctionWork, dump_event, dump_work
-from tests.unit.flows.conftest import BROKEN, LOST, SPEC, WAITING, WHOLE, schedule
-from tests.unit.ray.fake_ray import FakeJob, becomes
+from tests.unit.flows.conftest import AWAY, BROKEN, LOST, SPEC, WAITING, WHOLE, schedule
+from tests.unit.ray.fake_ray import RESET, FakeJob, becomes
 
 ME = Owner(dag_id="d", run_id="r", task_id="train")
 WORK = dump_work(FunctionWork.of(function="m:f", spec=SPEC))
@@ -110,6 +110,31 @@ async def test_slices_that_are_gone_with_their_head_are_preempted_at_once_and_th
 
     with pytest.raises(Preempted, match="all gone.*A retry of this task replaces its slices"):
         await start(ray, backend, lease)
+    assert await stop_epoch(backend, lease, request()) == []
+
+
+async def test_a_head_that_starts_again_is_waited_for(ray, backend, lease):
+    """Whoever comes while it does so loses no try by it."""
+    backend.reports = [AWAY, AWAY, WHOLE]
+    ray.fails("GET /api/version", RESET, RESET)
+
+    assert (await start(ray, backend, lease)).number == 0
+
+
+async def test_a_head_that_stays_away_is_preempted_long_before_the_deadline(ray, backend, lease, monkeypatch):
+    """The retry waits without a worker slot until there is a head again."""
+    monkeypatch.setattr("raytpu_ops.flows.leases.GRACE_S", 0.5)
+    backend.address = "http://127.0.0.1:1"
+    backend.reports = [AWAY]
+
+    with pytest.raises(Preempted, match="head pod waits for a node. A retry of this task waits for another head"):
+        await start(ray, backend, lease)
+
+
+async def test_a_kill_on_a_cluster_without_a_head_is_done(backend, lease):
+    backend.address = "http://127.0.0.1:1"
+    backend.reports = [AWAY]
+
     assert await stop_epoch(backend, lease, request()) == []
 
 

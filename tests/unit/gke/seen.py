@@ -92,7 +92,7 @@ def address(number: int | None, host: int = 0) -> str:
     return "10.0.0.1" if number is None else f"10.0.{number + 1}.{host + 1}"
 
 
-def waiting(number: int, host: int, message: str) -> dict[str, Any]:
+def waiting(number: int | None, host: int, message: str) -> dict[str, Any]:
     """A pod for which the scheduler has found no node."""
     scheduled = condition("PodScheduled", False, "Unschedulable", message, seconds=2)
     return pod(

@@ -34,6 +34,12 @@ def report(*args: Any, **changes: Any) -> Readiness:
     return judged(SPEC, NAME, seen(*args, **changes))
 
 
+def held_back(reason: str) -> dict[str, Any]:
+    """A head whose container Kubernetes does not run."""
+    state = {"name": "ray-head", "state": {"waiting": {"reason": reason, "message": "x"}}}
+    return pod(None, status={"conditions": [condition("PodScheduled", seconds=5)], "containerStatuses": [state]})
+
+
 def test_all_conditions_pods_and_labels_together_are_whole():
     found = report()
 
@@ -129,6 +135,50 @@ def test_a_head_that_crashes_again_and_again_says_why():
     assert "head pod head CrashLoopBackOff: back-off 40s restarting" in found.describe()
     assert "ended 3 times, last with Error, exit code 13" in found.describe()
     assert "its last words: cannot bind | giving up" in found.describe()
+
+
+AWAY = {
+    "waits for a node": waiting(None, 0, "0/3 nodes are available"),
+    "is being deleted": pod(None, metadata={"deletionTimestamp": text(40)}),
+    "has ended": pod(None, status={"phase": "Failed", "conditions": [condition("PodScheduled", seconds=5)]}),
+    "CrashLoopBackOff": held_back("CrashLoopBackOff"),
+    "ErrImagePull": held_back("ErrImagePull"),
+}
+
+
+@pytest.mark.parametrize("words", AWAY)
+def test_nothing_stands_without_a_head_that_runs(words):
+    """Jobs go with it: nobody waits for what ran until the deadline for running has passed (F22)."""
+    found = report(pods=with_pods(AWAY[words]), nodes=None)
+
+    assert not found.stands
+    assert found.lost
+    assert not found.broken  # the hosts are there, and come back to the head that KubeRay brings
+    assert f"head pod head {words}" in found.describe()
+
+
+def test_a_head_that_is_not_there_is_no_head_and_waits_for_kuberay():
+    found = report(pods=PODS[1:], nodes=None)
+
+    assert not found.stands
+    assert found.lost
+    assert found.phase is Phase.PROVISIONING
+
+
+def test_a_head_that_waits_for_a_node_counts_from_when_it_was_made():
+    head = waiting(None, 0, "0/3 nodes are available")
+    head["metadata"]["creationTimestamp"] = text(500)
+    found = report(pods=with_pods(head), nodes=None)
+
+    assert (found.phase, found.since) == (Phase.PROVISIONING, at(500))
+
+
+def test_a_head_that_runs_and_is_only_not_ready_may_be_busy():
+    busy = pod(None, status={"conditions": [condition("PodScheduled", seconds=5), condition("Ready", False)]})
+    found = report(pods=with_pods(busy), nodes=None)
+
+    assert found.stands
+    assert not found.lost
 
 
 def test_an_image_that_cannot_be_pulled_is_named():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
+
 from raytpu_ops.tpu.errors import RemoteUnavailable
 from tests.unit.ray.fake_ray import RESET, FakeJob, becomes, node_row
 from tests.unit.ray.following import RESULT, STARTED, F, ends, failed
@@ -21,7 +23,8 @@ async def test_a_run_that_hangs_because_a_slice_lost_hosts_is_stopped_as_preempt
     begun = time.now
     outcome = await follow(slices_whole=broken)
     assert ends(outcome) == ("failed", F.PREEMPTED)
-    assert "a slice has lost hosts; a retry runs on replaced slices; it was stopped" in outcome.verdict.message
+    assert "a slice has lost hosts, or Ray its head; a retry runs on replaced slices" in outcome.verdict.message
+    assert outcome.verdict.message.endswith("it was stopped")
     assert 60 <= (time.now - begun).total_seconds() <= 90
     assert ray.jobs["a-1"].status == "STOPPED"
 
@@ -78,6 +81,21 @@ async def test_a_head_that_is_gone_for_good_ends_it_long_before_the_deadline(fol
     assert ends(outcome) == ("failed", F.PREEMPTED)
     assert "it could not be stopped" in outcome.verdict.message
     assert (time.now - begun).total_seconds() < 600
+
+
+async def test_a_head_that_is_back_within_the_grace_and_knows_the_job_ends_nothing(follow, ray, time):
+    begun = time.now
+
+    async def back() -> bool:
+        if time.now < begun + timedelta(seconds=20) or time.now > begun + timedelta(seconds=65):
+            return True
+        ray.fails("GET", RESET)
+        return False
+
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
+    job.at_each_look(*[becomes("RUNNING")] * 100, becomes("SUCCEEDED", RESULT))
+    assert ends(await follow(slices_whole=back)) == ("succeeded", None)
+    assert (time.now - begun).total_seconds() > 65
 
 
 async def test_slices_that_nobody_can_judge_are_not_lost(follow, ray):

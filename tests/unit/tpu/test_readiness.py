@@ -56,6 +56,15 @@ def test_broken_slices_are_named():
     assert "s1: broken" in report.describe()
 
 
+def test_nothing_of_what_ran_is_left_without_a_head():
+    report = Readiness(slices=[a_slice()], headless=True)
+    assert report.lost
+    assert not report.stands
+    silent = Readiness(slices=[a_slice()])
+    assert not silent.lost
+    assert silent.stands
+
+
 def test_a_report_survives_json():
     report = Readiness(slices=[a_slice()], head_alive=True, fatal="the head is gone")
     assert Readiness.model_validate_json(report.model_dump_json()) == report
