@@ -30,6 +30,8 @@ V = TypeVar("V")
 LAST_LOOKS = 3
 #: The first pause after an error, seconds; each further error in a row doubles it.
 FIRST_BACKOFF_S = 0.5
+#: The longest that a far side may ask us to stay away, seconds.
+LONGEST_AWAY_S = 300.0
 
 
 def utc_now() -> datetime:
@@ -142,7 +144,7 @@ class Wait(Generic[Seen, Value]):
         self.last_error = error
         self._tell(f"{self.what} does not answer, trying again: {error}")
         ceiling = min(self._max_backoff_s, FIRST_BACKOFF_S * 2 ** min(self._errors - 1, 16))
-        pause = ceiling * self._rng.uniform(0.5, 1.0)
+        pause = max(ceiling * self._rng.uniform(0.5, 1.0), min(error.after_s, LONGEST_AWAY_S))
         if self._seconds_left() > 0:
             return self._pause(pause)
         if self._errors >= LAST_LOOKS:

@@ -98,9 +98,13 @@ class DeadlineExceeded(RayTpuError):
 
 
 class RemoteUnavailable(RayTpuError):
-    """The far side refused, timed out or answered nonsense: transient until a deadline says otherwise."""
+    """The far side refused, timed out or answered nonsense: transient until a deadline says otherwise.
+
+    :ivar after_s: seconds after which it wants to be asked again; zero where it does not say.
+    """
 
     failure_class = FailureClass.REMOTE_UNAVAILABLE
+    after_s: float = 0.0
 
 
 _BY_CLASS: dict[FailureClass, type[RayTpuError]] = {

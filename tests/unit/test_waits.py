@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, RemoteUnavailable
-from raytpu_ops.waits import FIRST_BACKOFF_S, LAST_LOOKS, Done, Pause, Pending, Wait, wait, wait_async
+from raytpu_ops.waits import FIRST_BACKOFF_S, LAST_LOOKS, LONGEST_AWAY_S, Done, Pause, Pending, Wait, wait, wait_async
 
 START = datetime(2026, 11, 30, 12, 0, tzinfo=UTC)
 
@@ -71,6 +71,15 @@ def decider(clock: Clock, deadline_s: float | None = 3600, **options: Any) -> Wa
 def endless(seen: str | Exception) -> Iterator[str | Exception]:
     while True:
         yield seen
+
+
+async def test_a_far_side_that_says_when_to_come_back_is_not_asked_before(drive, clock):
+    error = RemoteUnavailable("too many requests")
+    error.after_s = 45
+    too_long = RemoteUnavailable("too many requests")
+    too_long.after_s = 1e9
+    assert await drive(decider(clock), iter([error, error, too_long, "done"])) == "done"
+    assert clock.naps == [45, 45, LONGEST_AWAY_S]
 
 
 async def test_the_value_of_the_judge_comes_back(drive, clock):

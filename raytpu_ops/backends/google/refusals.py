@@ -156,7 +156,10 @@ def refused(error: BaseException, asked: str) -> RayTpuError:
     if isinstance(error, GoogleAuthError):
         return not_proven(error, asked)
     if isinstance(error, GoogleAPICallError):
-        return _judged(_code_of(error), error.message, _words(error), asked)
+        found = _judged(_code_of(error), error.message, _words(error), asked)
+        if isinstance(found, RemoteUnavailable):
+            found.after_s = _retry_after_s(error)
+        return found
     return RemoteUnavailable(f"Google, {asked}: {one_line(error)}")
 
 
@@ -218,17 +221,6 @@ def is_nowhere(error: BaseException) -> bool:
     return row is not None and row.name == "place"
 
 
-def retry_after_s(error: BaseException) -> float | None:
-    """Seconds after which Google wants to be asked again (RetryInfo); None where it does not say."""
-    found = google_error(error)
-    for detail in found.details if found is not None else ():
-        if isinstance(detail, dict) and "retryDelay" in detail:  # REST
-            return float(str(detail["retryDelay"]).removesuffix("s"))
-        if hasattr(detail, "retry_delay"):
-            return float(detail.retry_delay.ToTimedelta().total_seconds())
-    return None
-
-
 def google_error(error: BaseException) -> GoogleAPICallError | None:
     """Google's own error: the given one or the cause of it."""
     from google.api_core.exceptions import GoogleAPICallError
@@ -272,6 +264,16 @@ def _judged(code: int, message: str, words: str, asked: str) -> RayTpuError:
     next_step = row.next_step if row else _NEXT_STEP.get(code, "")
     text = one_line(message).rstrip(".") or "no reason given"
     return kind(f"Google, {asked}: {text}{'; ' if next_step else ''}{next_step}")
+
+
+def _retry_after_s(error: GoogleAPICallError) -> float:
+    """RetryInfo, in seconds; zero where there is none."""
+    for detail in error.details:
+        if isinstance(detail, dict) and "retryDelay" in detail:  # REST
+            return float(str(detail["retryDelay"]).removesuffix("s"))
+        if hasattr(detail, "retry_delay"):
+            return float(detail.retry_delay.ToTimedelta().total_seconds())
+    return 0.0
 
 
 def _row(words: str) -> Row | None:

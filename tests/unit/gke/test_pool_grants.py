@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -350,10 +351,15 @@ async def test_another_operation_that_does_not_end_is_a_matter_of_the_rungs_dead
 
 @pytest.mark.parametrize("retry_after", [None, 30.0])
 async def test_too_many_requests_are_backed_off_from(world: World, retry_after: float | None):
-    """F05."""
-    world.google.faults.too_many("container.*", times=6, retry_after=retry_after)
+    """F05: later and later, and not before Google wants it."""
+    world.google.faults.too_many("CreateNodePool", times=4, retry_after=retry_after)
 
     await acquired(world)
+
+    tried = [call.at for call in world.google.asked("CreateNodePool")][:5]
+    pauses = [(after - before).total_seconds() for before, after in pairwise(tried)]
+    assert all(pause >= (retry_after or 0) for pause in pauses)
+    assert retry_after or pauses[3] > pauses[0] > 0
 
     assert any("does not answer, trying again: Google" in line for line in world.said)
     assert sorted(world.pools) == POOLS

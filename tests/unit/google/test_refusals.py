@@ -23,7 +23,6 @@ from raytpu_ops.backends.google.refusals import (
     is_there_already,
     operation_failed,
     refused,
-    retry_after_s,
     told,
 )
 from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, NotOffered, RayTpuError, RemoteUnavailable
@@ -446,10 +445,11 @@ def test_a_name_that_is_taken_is_told_from_a_lost_race() -> None:
 def test_google_may_say_when_to_come_back() -> None:
     info = details_pb2.RetryInfo()
     info.retry_delay.FromMilliseconds(1500)
-    assert retry_after_s(exceptions.TooManyRequests("x", details=[info])) == 1.5
     rest = {"@type": "type.googleapis.com/google.rpc.RetryInfo", "retryDelay": "30s"}
-    assert retry_after_s(exceptions.TooManyRequests("x", details=[rest])) == 30
-    assert retry_after_s(exceptions.TooManyRequests("x")) is None
+    for details, seconds in (([info], 1.5), ([rest], 30), ([], 0)):
+        error = refused(exceptions.TooManyRequests("x", details=details), "get node pool a")
+        assert isinstance(error, RemoteUnavailable)
+        assert error.after_s == seconds
 
 
 def test_no_token_is_a_matter_of_configuration_or_of_an_outage() -> None:
