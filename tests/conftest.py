@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import functools
 import inspect
 import itertools
 import os
@@ -102,27 +101,36 @@ def pytest_testnodedown(node: Any, error: object) -> None:
     node.config.stash.setdefault(_LEFT, []).extend(getattr(node, "workeroutput", {}).get("left", []))
 
 
+def way(file: str, text: str) -> str:
+    """Which way a file of tests goes; whoever distributes does not collect, so it knows a test by its file alone.
+
+    Of ``tests/cluster`` there are more ways, and ``-n 2`` takes the largest first: each may start nodes of its own.
+    Where ``RAYTPU_TEST_KUBECONFIG`` names a cluster there is one, for all of them use the same nodes.
+
+    :param file: its path in the repository.
+    :param text: what it says.
+    """
+    if file.startswith("tests/cluster/"):
+        if os.environ.get("RAYTPU_TEST_KUBECONFIG"):
+            return "one cluster"
+        if re.search(r"\b(slices: Testbed|kubernetes: KubernetesFaults)", text):
+            return "nodes from Google" if "GoogleFake" in text else "nodes"
+    return "+".join(mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text) or "others"
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """``-n 3``: tests of a real Airflow with Ray go one way, those of one of them alone two others, the rest the last.
 
     Each way is a session of its own, with its own folders, ports, Airflow and Ray, in the usual order. Airflow's
     tests wait much and Ray's compute much, so they take little longer together than one of them alone.
-    Of ``tests/cluster`` there are more ways, and ``-n 2`` takes the largest first: each may start nodes of its own.
     """
     from xdist.scheduler import LoadScopeScheduling
 
-    @functools.cache
-    def way(file: str) -> str:
-        # Whoever distributes does not collect: it knows tests by their ids alone.
-        text = (config.rootpath / file).read_text()
-        if file.startswith("tests/cluster/") and re.search(r"\b(slices: Testbed|kubernetes: KubernetesFaults)", text):
-            return "nodes from Google" if "GoogleFake" in text else "nodes"
-        return "+".join(mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text) or "others"
-
     class ByNeed(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return way(nodeid.partition("::")[0])
+            file = nodeid.partition("::")[0]
+            return way(file, (config.rootpath / file).read_text())
 
     return ByNeed(config, log)
 
