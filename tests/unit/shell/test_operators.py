@@ -96,11 +96,16 @@ class _TimesOut:
 
     async def plan(self, *_: object, **__: object) -> Plan:
         return Plan(
-            backend="local", spec=SliceSpec.of("v4", "2x2x1"), ladder=[OnDemand()], lease_for=timedelta(hours=1)
+            backend="local",
+            spec=SliceSpec.of("v4", "2x2x1"),
+            ladder=[OnDemand()],
+            lease_for=timedelta(hours=1),
+            creates=["1 head with Ray"],
         )
 
     async def acquire(self, *_: object, **__: object) -> None:
         self.made.append("head")
+        print("made: head")
         signal.raise_signal(signal.SIGALRM)
         await asyncio.Event().wait()
 
@@ -111,7 +116,10 @@ class _TimesOut:
         return Released(removed=[self.made.pop()])
 
 
-def test_what_is_made_when_the_execution_timeout_comes_is_given_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_made_when_the_execution_timeout_comes_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And the plan was told before anything was made."""
     with DAG("d", schedule=None):
         task = ProvisionTpuSlicesOperator(task_id="provision", generation="v4", topology="2x2x1")
     backend = _TimesOut()
@@ -122,6 +130,8 @@ def test_what_is_made_when_the_execution_timeout_comes_is_given_back(monkeypatch
         task.begin(context)
 
     assert backend.made == []
+    said = capsys.readouterr().out
+    assert 0 <= said.find("Plan: 1 head with Ray") < said.find("made: head")
 
 
 class Instance:
