@@ -34,13 +34,9 @@ def a_testbed(*, nodes: bool, kueue: bool = False) -> None:
         pytest.importorskip(module, reason="the testbed needs the extra `dev`")
     from tests.testbed import parts
 
-    reason = parts.missing(nodes=nodes, kueue=kueue)
-    if reason:
+    reason = parts.unready(nodes=nodes, kueue=kueue)
+    if reason:  # half an hour of compiling is nothing to start by surprise
         pytest.skip(reason)
-    unbuilt = [one.name for one in parts.wanted(nodes=nodes, kueue=kueue) if not one.built()]
-    if unbuilt:
-        # Half an hour of compiling is nothing to start by surprise.
-        pytest.skip(f"not built yet: {', '.join(unbuilt)}; run `python -m tests.testbed build --kueue`")
 
 
 def given_kubeconfig() -> Path | None:

@@ -11,6 +11,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from tests.cluster import needs
 from tests.testbed import layout as runs
 from tests.testbed import nodes, parts
+from tests.testbed.__main__ import main
 from tests.testbed.images import ImageFault, Registry
 from tests.testbed.layout import Options
 
@@ -65,6 +66,29 @@ def test_no_go_and_nothing_built_is_a_reason_that_names_what_is_missing(
     assert "needs root" in str(parts.missing(nodes=False, kueue=False))
 
 
+@pytest.mark.parametrize("can", [True, False])
+def test_a_build_that_cannot_be_is_an_error_unless_it_is_asked_for_only_where_it_can_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], can: bool
+) -> None:
+    monkeypatch.setattr(parts, "missing", lambda **_: None if can else "the testbed needs Go to build etcd")
+    monkeypatch.setattr(parts, "_absent_packages", list)
+    monkeypatch.setattr(parts, "build", lambda one, **_: print(f"built {one.name}"))
+    monkeypatch.setenv("RAYTPU_TESTBED_CACHE", str(tmp_path))
+
+    def build(*more: str) -> str:
+        monkeypatch.setattr("sys.argv", ["testbed", "build", "--kueue", *more])
+        main()
+        return capsys.readouterr().out
+
+    if can:
+        assert build() == build("--if-possible")
+        assert build().splitlines()[-2:] == ["built kueue", "Every part of the testbed is built"]
+        return
+    assert build("--if-possible") == "Not built: the testbed needs Go to build etcd\n"
+    with pytest.raises(SystemExit, match="testbed: the testbed needs Go to build etcd"):
+        build()
+
+
 def test_sweeping_clears_runs_whose_lock_is_free_and_no_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAYTPU_TESTBED_RUNS", str(tmp_path))
     live, lock = runs.new_run()
@@ -74,6 +98,16 @@ def test_sweeping_clears_runs_whose_lock_is_free_and_no_others(tmp_path: Path, m
         assert runs.sweep() == [dead.id]
         assert [one.id for one in runs.all_runs()] == [live.id]
     assert runs.sweep() == [live.id]
+
+
+def test_what_sweeping_cannot_remove_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAYTPU_TESTBED_RUNS", str(tmp_path))
+    monkeypatch.setattr("tests.testbed.cgroups.remove", lambda path: [f"/sys/fs/cgroup/{path}"])
+    dead, lock = runs.new_run()
+    lock.close()
+    said: list[str] = []
+    assert runs.sweep(said.append) == [dead.id]
+    assert said == [f"cleared what was left of run {dead.id}, but not of /sys/fs/cgroup/{dead.cgroup}"]
 
 
 def test_options_survive_their_file() -> None:

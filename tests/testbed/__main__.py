@@ -29,6 +29,7 @@ def _parser() -> argparse.ArgumentParser:
     build = commands.add_parser("build", help="build what is absent, start nothing")
     build.add_argument("--control-plane", action="store_true", help="only what it needs")
     build.add_argument("--kueue", action="store_true", help="Kueue too")
+    build.add_argument("--if-possible", action="store_true", help="only say why where this machine cannot")
     build.add_argument("--nice", type=int, default=0, help="niceness")
     for name, text in (
         ("down", "end a run, and clear what dead ones left"),
@@ -68,20 +69,29 @@ def _up(args: argparse.Namespace) -> None:
     print(f"export RAYTPU_TEST_STORAGE={testbed.shared}")
 
 
+def _build(args: argparse.Namespace) -> None:
+    nodes = not args.control_plane
+    reason = parts.missing(nodes=nodes, kueue=args.kueue)
+    if reason and args.if_possible:
+        print(f"Not built: {reason}")
+        return
+    parts.ensure(nodes=nodes, kueue=args.kueue, nice=args.nice)
+    print("Every part of the testbed is built")
+
+
 def main() -> None:
     args = _parser().parse_args()
     try:
         if args.command == "up":
             _up(args)
         elif args.command == "build":
-            parts.ensure(nodes=not args.control_plane, kueue=args.kueue, nice=args.nice)
+            _build(args)
         elif args.command == "down":
             running = Testbed.running()
             for testbed in running if args.all or not (args.run or running) else [_pick(args.run)]:
                 testbed.down()
                 print(f"run {testbed.layout.id} is down")
-            for run in runs.sweep():
-                print(f"cleared what was left of run {run}")
+            runs.sweep()
         elif args.command == "status":
             for testbed in [_pick(args.run)] if args.run else Testbed.running():
                 print(json.dumps({"run": testbed.layout.id, **testbed.status()}, indent=1))

@@ -73,13 +73,13 @@ class Testbed(Levers):
         :param node_grace: seconds after which a silent node is NotReady.
         :param owner: pid of the process that the run ends with; this one by default, 0 for none.
         :param within: seconds.
-        :param say: told what is built.
+        :param say: told what is built, and what dead runs left.
         :param nice: niceness of builds.
         :raises TestbedUnavailable: when this machine cannot.
         :raises TestbedFailed: when it does not come up.
         """
         parts.ensure(nodes=not control_plane, kueue=kueue, say=say, nice=nice)
-        runs.sweep()
+        runs.sweep(say)
         layout, lock = runs.new_run()
         options = Options(
             nodes, control_plane, kueue, operator_gates, tuple(autoscale), autoscale_idle, node_grace, venv=sys.prefix

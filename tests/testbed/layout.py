@@ -13,7 +13,7 @@ import os
 import secrets
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -102,6 +102,11 @@ class Layout:
         return path
 
     @property
+    def audit(self) -> Path:
+        """The API server's own record of what service accounts asked for."""
+        return self.logs / "audit.log"
+
+    @property
     def options(self) -> Path:
         return self.root / "options.json"
 
@@ -179,9 +184,10 @@ def all_runs() -> Iterator[Layout]:
                 yield Layout(path)
 
 
-def sweep() -> list[str]:
+def sweep(say: Callable[[str], None] = print) -> list[str]:
     """Clear every run whose keeper is gone.
 
+    :param say: told of each, and what of it could not be removed.
     :return: ids of the runs that were cleared.
     """
     swept = []
@@ -193,6 +199,7 @@ def sweep() -> list[str]:
         if handle is None:
             continue
         with handle:
-            layout.clear()
+            left = layout.clear()
+        say(f"cleared what was left of run {layout.id}" + (f", but not of {', '.join(left)}" if left else ""))
         swept.append(layout.id)
     return swept

@@ -179,6 +179,19 @@ def missing(*, nodes: bool, kueue: bool) -> str | None:
     return None
 
 
+def unready(*, nodes: bool, kueue: bool) -> str | None:
+    """Why the testbed cannot start here at once; None if it can.
+
+    :param nodes: with kubelets.
+    :param kueue: with Kueue.
+    """
+    unbuilt = [one.name for one in wanted(nodes=nodes, kueue=kueue) if not one.built()]
+    reason = missing(nodes=nodes, kueue=kueue)
+    if reason is None and unbuilt:
+        return f"not built yet: {', '.join(unbuilt)}; run `python -m tests.testbed build --kueue`"
+    return reason
+
+
 def ensure(*, nodes: bool, kueue: bool, say: Callable[[str], None] = print, nice: int = 0) -> None:
     """Build and install what is absent.
 
