@@ -16,6 +16,7 @@ pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.flows.leases import give_back, stands, wait_whole
+from raytpu_ops.flows.reaping import nobody_knows, reap
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule
 from raytpu_ops.tpu.errors import DeadlineExceeded
 from raytpu_ops.tpu.lease import SliceLease
@@ -127,6 +128,48 @@ async def test_one_that_kueue_preempts_is_queued_again_and_what_ran_on_it_does_n
     await released(important, high)
     await admitted(gke, low)
     await released(gke, low)
+
+
+async def test_the_reaper_takes_a_lease_by_its_time_with_slices_and_not_by_that_in_the_queue(
+    any_queue: KubernetesFaults, gke: GkeBackend, namespace: str
+) -> None:
+    """A lease for an hour that waited for longer is not over before it has begun."""
+    first = await acquired(gke, "first", V4)
+    await admitted(gke, first)
+    second = await acquired(gke, "second", V4)
+    await queued(gke, second, "insufficient unused quota")
+    assert await kept(gke, second, datetime.now(UTC) + timedelta(hours=1.5))
+    assert not await kept(gke, second, datetime.now(UTC) + timedelta(hours=5.5))
+
+    freed = datetime.now(UTC)
+    await released(gke, first)
+    await admitted(gke, second)
+    wait_until(lambda: resumed(any_queue, namespace, second), 60, "KubeRay has not seen that it may begin")
+    (there,) = await gke.list_leases()
+    assert there.granted_at >= freed - timedelta(seconds=1)  # Kubernetes writes whole seconds
+    assert there.expires_at - there.granted_at == timedelta(hours=1)
+    assert await kept(gke, second, there.expires_at - timedelta(seconds=1))
+    assert not await kept(gke, second, there.expires_at)
+
+    by = datetime.now(UTC) + timedelta(minutes=2)
+    done = await reap(gke, nobody_knows, there.expires_at, by=by, say=print)
+    assert (len(done.released), done.left) == (1, [])
+    assert leases(any_queue, namespace) == 0
+
+
+async def kept(gke: GkeBackend, lease: SliceLease, now: datetime) -> bool:
+    """Whether a reaper would let it be then."""
+    by = datetime.now(UTC) + timedelta(minutes=2)
+    done = await reap(gke, nobody_knows, now, by=by, say=print, dry_run=True)
+    assert done.left == []
+    return any(line.startswith(lease.id) for line in done.kept)
+
+
+def resumed(cluster: KubernetesFaults, namespace: str, lease: SliceLease) -> bool:
+    """Whether KubeRay says that its pods are wanted."""
+    there = cluster.custom.get_namespaced_custom_object("ray.io", "v1", namespace, "rayclusters", lease.id)
+    rows = {row["type"]: row["status"] for row in there.get("status", {}).get("conditions", [])}
+    return rows.get("RayClusterSuspended") == "False"
 
 
 async def test_a_queue_that_does_not_exist_is_named(any_queue: KubernetesFaults, namespace: str) -> None:

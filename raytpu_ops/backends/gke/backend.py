@@ -25,13 +25,13 @@ from raytpu_ops.backends.gke.giving_back import GivingBack, is_lost
 from raytpu_ops.backends.gke.health import judged
 from raytpu_ops.backends.gke.looking import looked
 from raytpu_ops.backends.gke.node_pools import own_nodes
-from raytpu_ops.backends.gke.objects import PodView
+from raytpu_ops.backends.gke.objects import PodView, lease_record
 from raytpu_ops.backends.gke.planning import planned
 from raytpu_ops.backends.gke.pool_leases import PoolLeases
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.queued import RequestView
 from raytpu_ops.backends.gke.reach import ProxyCredentials, RayCredentials, addresses, server_of, through_proxy
-from raytpu_ops.backends.gke.record import OWNER, Record, as_lease, owned_by, read_record
+from raytpu_ops.backends.gke.record import OWNER, Record, as_lease, owned_by
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
 from raytpu_ops.tpu import naming
@@ -169,6 +169,7 @@ class GkeBackend:
             expires_at=now + plan.lease_for,
             dashboard=dashboard,
             serve=serve,
+            deadlines=plan.deadlines,
         )
 
     async def _taken(self, claim: Claim, plan: Plan) -> Record:
@@ -183,8 +184,8 @@ class GkeBackend:
                 if there is not None:
                     return claim.adopt(there)
                 record, asked = await self._record(claim, plan), True
-                await api.apply_ray_cluster(claim.written(record))
-                return Done(record)
+                made = await api.apply_ray_cluster(claim.written(record))
+                return Done(lease_record(made) or record)
 
         within = min(ANSWER_WITHIN, plan.deadlines.provisioning)
         try:
@@ -216,7 +217,7 @@ class GkeBackend:
         async def look() -> Done[SliceLease | None]:
             async with self._api() as api:
                 there = await api.ray_cluster(name)
-            record = read_record(there) if there else None
+            record = lease_record(there) if there else None
             if record is None and self._pools is not None:
                 record = next(iter(await self._pools.records({OWNER: owner.digest})), None)
             return Done(self._lease(record) if record is not None and record.owner == owner else None)
@@ -292,7 +293,7 @@ class GkeBackend:
         async def look() -> Done[list[SliceLease]]:
             async with self._api() as api:
                 found = await api.ray_clusters(selector)
-            read = [(one["metadata"]["name"], read_record(one)) for one in found]
+            read = [(one["metadata"]["name"], lease_record(one)) for one in found]
             # A copy that somebody made of one carries its record, but has a name of its own.
             ours = {name: one for name, one in read if one is not None and name == naming.lease_id(one.owner)}
             if self._pools is not None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from raytpu_ops.backends.gke.objects import ClusterView
-from raytpu_ops.backends.gke.record import HOLD, RECORD, Record, owned_by, read_record, written
+from raytpu_ops.backends.gke.objects import ClusterView, lease_record
+from raytpu_ops.backends.gke.record import HOLD, RECORD, Record, owned_by, written
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import Owner
@@ -50,7 +50,7 @@ class Claim:
         :return: its record where it is the one; that it has to go first where it is being deleted.
         :raises Misconfigured: it is somebody else's, or the owner's with another spec (F03).
         """
-        view, record = ClusterView.of(there), read_record(there)
+        view, record = ClusterView.of(there), lease_record(there)
         if not owned_by(there, self.owner):
             whose = f"belongs to {record.owner.key}" if record else "was not made by raytpu-ops"
             raise Misconfigured(f"{self.what} exists and {whose}: delete or rename it")

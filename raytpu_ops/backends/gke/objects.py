@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from raytpu_ops.backends.gke.manifest import HEAD_CONTAINER, HOST_CONTAINER
@@ -55,6 +55,7 @@ class ClusterView:
     :param deleting: it is being deleted.
     :param finalizers: what holds it in deletion.
     :param suspended: its pods are not wanted now; Kueue says so while it queues.
+    :param halted: KubeRay's condition: it has no pods for that reason. Its time is when that changed last.
     :param queue: Kueue's LocalQueue, None where it has none.
     :param seen: KubeRay's status is of the spec as it is.
     :param head_ready: KubeRay's condition.
@@ -70,6 +71,7 @@ class ClusterView:
     deleting: bool
     finalizers: tuple[str, ...]
     suspended: bool
+    halted: Condition | None
     queue: str | None
     seen: bool
     head_ready: bool
@@ -92,6 +94,7 @@ class ClusterView:
             deleting=bool(metadata.get("deletionTimestamp")),
             finalizers=tuple(metadata.get("finalizers") or ()),
             suspended=bool(cluster["spec"].get("suspend")),
+            halted=found.get("RayClusterSuspended"),
             queue=(metadata.get("labels") or {}).get("kueue.x-k8s.io/queue-name"),
             seen=bool(status) and status.get("observedGeneration") == metadata.get("generation"),
             head_ready=bool(head and head.true),
@@ -100,6 +103,28 @@ class ClusterView:
             failure=f"{failed.reason}: {failed.message}" if failed and failed.true else str(status.get("reason") or ""),
             climb=_climb(read_record(cluster)),
         )
+
+
+def lease_record(cluster: Json) -> Record | None:
+    """The record of a RayCluster, its time counted from when Kueue let the lease have its slices.
+
+    While it is in the queue, however often, it has the queue's time and then its own: who waits is not taken for it,
+    and one that nobody waits for any more is taken in the end.
+
+    :return: None where somebody else made it, or wrote over it.
+    """
+    record = read_record(cluster)
+    if record is None:
+        return None
+    view = ClusterView.of(cluster)
+    if view.queue is None:
+        return record
+    halted, lease_for = view.halted, record.expires_at - record.granted_at
+    begun = max(record.granted_at, (halted and halted.since) or record.granted_at)
+    # Kueue has the first word, KubeRay goes by it a moment later.
+    queues = view.suspended or (halted is not None and halted.true)
+    until = begun + lease_for + (record.deadlines.queued if queues else timedelta(0))
+    return record.model_copy(update={"granted_at": begun, "expires_at": until})
 
 
 @dataclass(frozen=True)

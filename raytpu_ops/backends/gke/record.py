@@ -16,6 +16,7 @@ from pydantic import Field, ValidationError, model_validator
 from raytpu_ops.backends.gke.manifest import GROUP, PORTS
 from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.tpu import naming
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Flag, Instant, Line, PlainDict, Url, Word
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
@@ -63,6 +64,7 @@ class Record(Checked):
     :param expires_at: when the reaper may take it, UTC.
     :param dashboard: where Ray's dashboard is reached.
     :param serve: where Serve is reached.
+    :param deadlines: of the plan; a mend goes by them as well.
     :param climb: where on its ladder it stands; None where it has no pools of its own.
     :param pools: its node pools; None where it has none of its own.
     """
@@ -75,6 +77,7 @@ class Record(Checked):
     expires_at: Instant
     dashboard: Url
     serve: Url
+    deadlines: Deadlines = Field(default_factory=Deadlines)
     climb: Climb | None = None
     pools: Pools | None = None
 
