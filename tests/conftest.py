@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import functools
 import inspect
 import itertools
 import os
@@ -21,6 +22,8 @@ prepare_environment()
 
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
+#: The ways of :func:`way`, the longest first.
+LONGEST = ("nodes", "nodes from Google", "one cluster", "airflow+ray", "others", "ray", "airflow")
 #: Variables by whose values a process tells that it belongs to this session.
 _OWN = ("AIRFLOW_HOME", "RAYTPU_LOCAL_ROOT", "RAYTPU_ROOT")
 
@@ -104,7 +107,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 def way(file: str, text: str) -> str:
     """Which way a file of tests goes; whoever distributes does not collect, so it knows a test by its file alone.
 
-    Of ``tests/cluster`` there are more ways, and ``-n 2`` takes the largest first: each may start nodes of its own.
+    Of ``tests/cluster`` there are more ways: each may start nodes of its own.
     Where ``RAYTPU_TEST_KUBECONFIG`` names a cluster there is one, for all of them use the same nodes.
 
     :param file: its path in the repository.
@@ -118,20 +121,35 @@ def way(file: str, text: str) -> str:
     return "+".join(mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text) or "others"
 
 
+@functools.cache
+def _way_of(root: Path, nodeid: str) -> str:
+    file = nodeid.partition("::")[0]
+    return way(file, (root / file).read_text())
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """The ways that take longest begin first, else the last of them would run alone at the end."""
+    ways = [_way_of(config.rootpath, item.nodeid) for item in items]
+    order = sorted(range(len(items)), key=lambda index: LONGEST.index(ways[index]))
+    items[:] = [items[index] for index in order]
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """``-n 3``: tests of a real Airflow with Ray go one way, those of one of them alone two others, the rest the last.
 
-    Each way is a session of its own, with its own folders, ports, Airflow and Ray, in the usual order. Airflow's
-    tests wait much and Ray's compute much, so they take little longer together than one of them alone.
+    Each way is a session of its own, with its own folders, ports, Airflow and Ray. Airflow's tests wait much and
+    Ray's compute much, so they take little longer together than one of them alone.
     """
     from xdist.scheduler import LoadScopeScheduling
 
     class ByNeed(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            file = nodeid.partition("::")[0]
-            return way(file, (config.rootpath / file).read_text())
+            return _way_of(config.rootpath, nodeid)
 
+    # By the number of tests the shortest would come first.
+    config.option.loadscopereorder = False
     return ByNeed(config, log)
 
 

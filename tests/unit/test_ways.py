@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.conftest import way
+from tests.conftest import LONGEST, way
 
 REPOSITORY = Path(__file__).parents[2]
 
@@ -31,3 +31,9 @@ def test_without_one_nodes_from_google_and_nodes_of_a_testbed_go_two_ways(monkey
 
 def test_airflow_with_ray_and_each_alone_go_three_ways():
     assert len({one for file, one in ways().items() if file.startswith("tests/integration/")} - {"others"}) == 3
+
+
+@pytest.mark.parametrize("cluster", ["", "/some/kubeconfig"])
+def test_every_way_has_its_place(monkeypatch: pytest.MonkeyPatch, cluster: str):
+    monkeypatch.setenv("RAYTPU_TEST_KUBECONFIG", cluster)
+    assert set(ways().values()) <= set(LONGEST)
