@@ -144,8 +144,12 @@ class Backend(Protocol):
     async def release(self, lease: SliceLease) -> Released:
         """Give everything back. Every step is tried, whatever the others did; nothing left is a success."""
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
-        """Leases found on the real objects; ``labels`` narrow by ``dag_id``, ``run_id``, ``task_id``."""
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
+        """Leases found on the real objects.
+
+        :param say: takes a line for each object of ours that can't be read, which bills all the same.
+        :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
+        """
 
     def ray(self, lease: SliceLease) -> RayClient:
         """A client for the lease's Ray, with its token. Use it as an async context manager."""

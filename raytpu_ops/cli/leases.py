@@ -114,20 +114,20 @@ def reap(where: Where, *, dry_run: bool) -> int:
 async def _release(backend: Backend, lease_id: str) -> Released:
     from raytpu_ops.flows.leases import give_back
 
-    found = {lease.id: lease for lease in await backend.list_leases()}
+    found = {lease.id: lease for lease in await backend.list_leases(_aside)}
     if lease_id not in found:
         raise InvalidSpec(
             f"lease {lease_id!r} does not exist on {backend.name}; there are {', '.join(found) or 'none'}"
         )
     by = Deadlines.of(None).at(Phase.RELEASING)
     try:
-        return await give_back(backend, found[lease_id], by=by, say=lambda line: print(line, file=sys.stderr))
+        return await give_back(backend, found[lease_id], by=by, say=_aside)
     except DeadlineExceeded as error:
         return Released(left=[str(error)])
 
 
 async def _rows(backend: Backend) -> list[dict[str, Any]]:
-    return [await _row(backend, lease) for lease in await backend.list_leases()]
+    return [await _row(backend, lease) for lease in await backend.list_leases(_aside)]
 
 
 async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:
@@ -148,6 +148,11 @@ async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:
         "whole": whole,
         "readiness": readiness,
     }
+
+
+def _aside(line: str) -> None:
+    """What a person reads and no program."""
+    print(line, file=sys.stderr)
 
 
 def _words(span: timedelta) -> str:

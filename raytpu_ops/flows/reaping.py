@@ -57,7 +57,8 @@ async def reap(
     """
     due: list[tuple[str, SliceLease]] = []
     kept: list[str] = []
-    for lease in await backend.list_leases():
+    unread: list[str] = []
+    for lease in await backend.list_leases(unread.append):
         why, takes = await _judge(lease, is_over, now)
         line = f"{lease.id} of {lease.owner.key}: {why}"
         say(f"{'Would release' if dry_run else 'Releasing'} {line}" if takes else f"Keeping {line}")
@@ -71,7 +72,7 @@ async def reap(
     return Reaped(
         released=[line for (line, _), failure in zip(due, failures, strict=True) if not failure],
         kept=kept,
-        left=[failure for failure in failures if failure],
+        left=[*unread, *(failure for failure in failures if failure)],
     )
 
 

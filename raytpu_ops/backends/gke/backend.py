@@ -20,7 +20,7 @@ from raytpu_ops.backends.base import Patience, Plan, Released, Say, check_narrow
 from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.access import KubeAccess, KubeconfigAccess
 from raytpu_ops.backends.gke.api import KubeApi
-from raytpu_ops.backends.gke.claim import Claim
+from raytpu_ops.backends.gke.claim import Claim, unread
 from raytpu_ops.backends.gke.giving_back import GivingBack, is_lost
 from raytpu_ops.backends.gke.health import judged
 from raytpu_ops.backends.gke.looking import looked
@@ -211,7 +211,10 @@ class GkeBackend:
         return ""
 
     async def find(self, owner: Owner) -> SliceLease | None:
-        """The owner's lease, read from its RayCluster, else from its node pools; None where there is none."""
+        """The owner's lease, read from its RayCluster, else from its node pools; None where there is none.
+
+        :raises Misconfigured: there is one, and it can't be read.
+        """
         name = naming.lease_id(owner)
 
         async def look() -> Done[SliceLease | None]:
@@ -220,6 +223,8 @@ class GkeBackend:
             record = lease_record(there) if there else None
             if record is None and self._pools is not None:
                 record = next(iter(await self._pools.records({OWNER: owner.digest})), None)
+            if record is None and there is not None and owned_by(there, owner):
+                raise Misconfigured(unread(there))
             return Done(self._lease(record) if record is not None and record.owner == owner else None)
 
         return await self._waiting(f"RayCluster {self.settings.namespace}/{name}", look)
@@ -279,9 +284,10 @@ class GkeBackend:
             await giving.tried(pools.give_back(giving, lease))
         return giving.released
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
         """Leases in the namespace, and those that only node pools are left of.
 
+        :param say: takes a line for each RayCluster of ours that can't be read.
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """
@@ -293,12 +299,16 @@ class GkeBackend:
         async def look() -> Done[list[SliceLease]]:
             async with self._api() as api:
                 found = await api.ray_clusters(selector)
-            read = [(one["metadata"]["name"], lease_record(one)) for one in found]
+            read = {one["metadata"]["name"]: lease_record(one) for one in found}
             # A copy that somebody made of one carries its record, but has a name of its own.
-            ours = {name: one for name, one in read if one is not None and name == naming.lease_id(one.owner)}
+            ours = {name: one for name, one in read.items() if one is not None and name == naming.lease_id(one.owner)}
             if self._pools is not None:
                 left = {naming.lease_id(one.owner): one for one in await self._pools.records(narrowed)}
                 ours = {**left, **ours}
+            for one in found:
+                name = one["metadata"]["name"]
+                if read[name] is None and name not in ours:
+                    say(unread(one))
             return Done([self._lease(record) for record in ours.values()])
 
         return await self._waiting(f"RayClusters in {self.settings.namespace}", look)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from raytpu_ops.backends.gke.objects import ClusterView, lease_record
-from raytpu_ops.backends.gke.record import HOLD, RECORD, Record, owned_by, written
+from raytpu_ops.backends.gke.record import HOLD, OWNER, RECORD, Record, owned_by, written
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.errors import Misconfigured
 from raytpu_ops.tpu.lease import Owner
@@ -57,10 +57,7 @@ class Claim:
         if view.deleting:
             return Pending(f"the one before is still being deleted; it is held by {held_by(view)}")
         if record is None:
-            raise Misconfigured(
-                f"{self.what} exists for {self.owner.key}, but somebody wrote over its annotation {RECORD!r}: delete "
-                f"it, by `kubectl delete raycluster {view.name} --namespace {self.namespace}`"
-            )
+            raise Misconfigured(unread(there))
         if record.digest != self.digest:
             raise Misconfigured(
                 f"{self.what} exists for {self.owner.key} with another spec or other options ({record.spec}): release "
@@ -75,6 +72,16 @@ class Claim:
             found["spec"]["suspend"] = True
             found["metadata"]["finalizers"] = [HOLD]
         return found
+
+
+def unread(there: Mapping[str, Any]) -> str:
+    """What a person is told of a RayCluster of ours whose record can't be read."""
+    name, namespace = there["metadata"]["name"], there["metadata"]["namespace"]
+    return (
+        f"RayCluster {namespace}/{name} has our label {OWNER}, and its annotation {RECORD!r} can't be read: somebody "
+        "wrote over it, or a newer raytpu-ops wrote it, which this one does not understand. It bills until somebody "
+        f"deletes it, by `kubectl delete raycluster {name} --namespace {namespace}`"
+    )
 
 
 def held_by(view: ClusterView) -> str:

@@ -36,7 +36,7 @@ LEASE = f"{naming.LABEL_PREFIX}lease"
 HOLD = "raytpu-ops/node-pools"
 
 
-class Pools(Checked):
+class Pools(Checked, extra="ignore"):
     """The node pools that are made for a lease.
 
     :param cluster: path of the GKE cluster that they are in.
@@ -53,7 +53,7 @@ class Pools(Checked):
     granted: Flag = False
 
 
-class Record(Checked):
+class Record(Checked, extra="ignore"):  # a newer version may have written it
     """A lease as its RayCluster carries it.
 
     :param owner: whose it is.

@@ -159,9 +159,10 @@ class LocalBackend:
         """End every process of the lease and remove its folder."""
         return await asyncio.to_thread(self._cluster_of(lease).release, lease.id)
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
         """Leases under the root.
 
+        :param say: is told nothing: what can't be read there costs nothing.
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """

@@ -196,9 +196,10 @@ class TpuVmBackend:
         view = await api.queued_resource(zone, naming.lease_id(owner))
         return [view] if view is not None and view.record is not None and view.record.owner == owner else []
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
         """Leases in the zones.
 
+        :param say: is told nothing.
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """

@@ -32,7 +32,7 @@ TOKEN = f"{naming.LABEL_PREFIX}token"
 OWNER = f"{naming.LABEL_PREFIX}owner"
 
 
-class Record(Checked):
+class Record(Checked, extra="ignore"):  # a newer version may have written it
     """A lease as its queued resource carries it.
 
     :param owner: whose it is.

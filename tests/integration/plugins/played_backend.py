@@ -89,7 +89,7 @@ class PlayedBackend:
         self._file(lease).unlink(missing_ok=True)
         return Released(removed=[lease.id])
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
         """Those with a file."""
         return [SliceLease.model_validate_json(text) for text in _texts(self.folder)]
 

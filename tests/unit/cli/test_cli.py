@@ -8,6 +8,7 @@ import re
 import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -99,8 +100,11 @@ class Backend:
         )
         self.unreachable = unreachable
         self.left = left
+        self.unread: list[str] = []
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Callable[[str], None]) -> list[SliceLease]:
+        for line in self.unread:
+            say(line)
         return [self.lease]
 
     async def observe(self, lease: SliceLease) -> Readiness:
@@ -149,13 +153,25 @@ def test_reap_takes_what_has_expired_unless_it_only_looks(backend: Backend) -> N
     assert run("reap").strip() == "nothing has expired"
 
 
+@pytest.mark.parametrize(
+    ("command", "code"), [(("leases", "--json"), 0), (("release", "demo-lease"), 0), (("reap",), 1)]
+)
+def test_what_cannot_be_read_is_told_beside_the_leases(backend: Backend, command: tuple[str, ...], code: int) -> None:
+    backend.unread = ["RayCluster ml/x can't be read: delete it"]
+
+    result = RUNNER.invoke(cli.app, list(command), catch_exceptions=False)
+
+    assert result.exit_code == code
+    assert backend.unread[0] in (result.stdout if command == ("reap",) else result.stderr)
+
+
 @pytest.mark.parametrize("command", [("leases",), ("release", "x"), ("reap",)])
 def test_a_cluster_is_named_alike_everywhere(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     from raytpu_ops.backends.gke import GkeBackend
 
     opened: list[GkeBackend] = []
 
-    async def none(self: GkeBackend, **labels: str) -> list[SliceLease]:
+    async def none(self: GkeBackend, say: Callable[[str], None]) -> list[SliceLease]:
         opened.append(self)
         return []
 

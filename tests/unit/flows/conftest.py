@@ -67,7 +67,7 @@ class MemoryBackend:
     async def release(self, lease: SliceLease) -> Released:
         return self.releases.pop(0) if len(self.releases) > 1 else self.releases[0]
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
         return []
 
     def ray(self, lease: SliceLease) -> RayClient:

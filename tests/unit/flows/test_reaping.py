@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from raytpu_ops.backends.base import Released
+from raytpu_ops.backends.base import Released, Say, silent
 from raytpu_ops.flows.reaping import Reaped, nobody_knows, reap
 from raytpu_ops.tpu.errors import RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
@@ -23,8 +23,11 @@ class ManyLeases(MemoryBackend):
 
     leases: dict[str, SliceLease] = field(default_factory=dict)
     stuck: set[str] = field(default_factory=set)
+    unread: list[str] = field(default_factory=list)
 
-    async def list_leases(self, **labels: str) -> list[SliceLease]:
+    async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
+        for line in self.unread:
+            say(line)
         return list(self.leases.values())
 
     async def release(self, lease: SliceLease) -> Released:
@@ -91,3 +94,14 @@ async def test_one_that_is_stuck_does_not_keep_the_others_and_is_named(many: Man
     assert len(done.left) == 1
     assert done.left[0].startswith("over: ")
     assert "the API server is away" in done.left[0]
+
+
+@pytest.mark.parametrize("dry_run", [False, True])
+async def test_what_cannot_be_read_is_left_and_keeps_no_other(many: ManyLeases, dry_run: bool) -> None:
+    """Nobody can tell when it is over, so somebody has to look, and it bills until then."""
+    many.unread = ["RayCluster ml/x can't be read: delete it"]
+
+    done = await reaped(many, dry_run=dry_run)
+
+    assert done.left == many.unread
+    assert len(done.released) == 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,7 +17,7 @@ from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.naming import lease_id
 from tests.unit.gke.conftest import ME
-from tests.unit.gke.fake_kube import FORBIDDEN, NO_WEBHOOK, RAY_CLUSTERS, RESET, FakeKube, refusal
+from tests.unit.gke.fake_kube import FORBIDDEN, NAMESPACE, NO_WEBHOOK, RAY_CLUSTERS, RESET, FakeKube, refusal
 
 Make = Callable[..., GkeBackend]
 NAME = lease_id(ME)
@@ -57,6 +58,22 @@ async def test_leases_are_listed_and_narrowed(kube: FakeKube, backend: GkeBacken
     assert await backend.list_leases(task_id="another") == []
 
 
+@pytest.mark.parametrize("labels", [None, {"team": "a"}], ids=str)
+async def test_strangers_are_skipped(
+    kube: FakeKube, backend: GkeBackend, plan: Plan, lease: SliceLease, labels: dict[str, str] | None
+):
+    mine = await backend.acquire(plan, ME.model_copy(update={"run_id": "mine"}))
+    kube.change(RAY_CLUSTERS, NAME, labels=labels)
+    said: list[str] = []
+
+    assert await backend.list_leases(said.append) == [mine]
+    assert said == []
+    assert await backend.find(ME) is None
+
+
+DELETE = f"`kubectl delete raycluster {NAME} --namespace {NAMESPACE}`"
+
+
 @pytest.mark.parametrize(
     "broken",
     [
@@ -64,18 +81,22 @@ async def test_leases_are_listed_and_narrowed(kube: FakeKube, backend: GkeBacken
         {"annotations": {RECORD: "no json"}},
         {"annotations": {RECORD: "null"}},
         {"annotations": {RECORD: '{"owner": {}}'}},
-        {"labels": None},
         {"labels": {OWNER: "somebody-else"}},
     ],
     ids=str,
 )
-async def test_strangers_and_broken_records_are_skipped(
+async def test_one_of_ours_that_cannot_be_read_is_told_and_keeps_nobody_else(
     kube: FakeKube, backend: GkeBackend, plan: Plan, lease: SliceLease, broken: dict[str, Any]
 ):
+    """It bills all the same: a list without it would be a lie (F07)."""
     mine = await backend.acquire(plan, ME.model_copy(update={"run_id": "mine"}))
     kube.change(RAY_CLUSTERS, NAME, **broken)
+    said: list[str] = []
 
-    assert await backend.list_leases() == [mine]
+    assert await backend.list_leases(said.append) == [mine]
+    (line,) = said
+    assert line.startswith(f"RayCluster {NAMESPACE}/{NAME} has our label raytpu-owner, and its annotation")
+    assert DELETE in line
 
 
 async def test_a_copy_that_somebody_made_under_another_name_is_not_a_second_lease(
@@ -84,8 +105,10 @@ async def test_a_copy_that_somebody_made_under_another_name_is_not_a_second_leas
     twin = copy.deepcopy(of(kube))
     twin["metadata"] |= {"name": "a-copy-of-it", "uid": "another"}
     kube.store(RAY_CLUSTERS, twin)
+    said: list[str] = []
 
-    assert await backend.list_leases() == [lease]
+    assert await backend.list_leases(said.append) == [lease]
+    assert said == []
 
 
 @pytest.mark.parametrize(
@@ -99,17 +122,26 @@ async def test_a_copy_that_somebody_made_under_another_name_is_not_a_second_leas
         ("spec", {"generation": "v99"}),
         ("owner", {"dag_id": "digits"}),
         ("capacity", []),
-        ("surplus", 1),
     ],
 )
-async def test_a_record_that_somebody_edited_is_no_lease_and_no_crash(
+async def test_a_release_by_owner_fails_where_somebody_edited_the_record(
     kube: FakeKube, backend: GkeBackend, lease: SliceLease, field: str, value: Any
 ):
     record = json.loads(of(kube)["metadata"]["annotations"][RECORD])
     kube.change(RAY_CLUSTERS, NAME, annotations={RECORD: json.dumps({**record, field: value})})
 
     assert await backend.list_leases() == []
-    assert await backend.find(ME) is None
+    with pytest.raises(Misconfigured, match=re.escape(DELETE)):  # "there is none" would be green, and it bills
+        await backend.find(ME)
+
+
+async def test_a_record_that_a_newer_version_wrote_is_read(kube: FakeKube, backend: GkeBackend, lease: SliceLease):
+    """Airflow's machines are upgraded one by one."""
+    record = json.loads(of(kube)["metadata"]["annotations"][RECORD])
+    kube.change(RAY_CLUSTERS, NAME, annotations={RECORD: json.dumps({**record, "surplus": 1})})
+
+    assert await backend.list_leases() == [lease]
+    assert await backend.find(ME) == lease
 
 
 async def test_a_label_that_leases_do_not_have_is_refused(kube: FakeKube, backend: GkeBackend):

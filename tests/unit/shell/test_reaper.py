@@ -45,7 +45,7 @@ class Backend:
             for run in ("running", "failed", "foreign")
         }
 
-    async def list_leases(self) -> list[SliceLease]:
+    async def list_leases(self, say: object) -> list[SliceLease]:
         return list(self.leases.values())
 
     async def release(self, lease: SliceLease) -> Released:
