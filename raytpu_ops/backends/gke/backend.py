@@ -21,7 +21,7 @@ from raytpu_ops.backends.gke import manifest as manifests
 from raytpu_ops.backends.gke.access import KubeAccess, KubeconfigAccess
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.claim import Claim, unread
-from raytpu_ops.backends.gke.giving_back import GivingBack, is_lost
+from raytpu_ops.backends.gke.giving_back import GivingBack
 from raytpu_ops.backends.gke.health import judged
 from raytpu_ops.backends.gke.looking import looked
 from raytpu_ops.backends.gke.node_pools import own_nodes
@@ -238,7 +238,7 @@ class GkeBackend:
 
         try:
             async with self._api() as api:
-                seen = await looked(api, lease, lambda: self.ray(lease), lost)
+                seen = await looked(api, lease, lambda: self.ray(lease), lost, self._clock())
         except RemoteUnavailable as error:
             # Whether it queues or comes up is not known now, so only the silence itself may be too long.
             return Readiness(problems=[str(error)], since=self._silent.setdefault(lease.id, self._clock()))
@@ -246,7 +246,7 @@ class GkeBackend:
         return judged(lease.spec, lease.id, seen)
 
     async def repair(self, lease: SliceLease, *, say: Say = silent) -> SliceLease:
-        """Take the pods of each broken slice away; KubeRay makes the slice anew, as a whole.
+        """Take the pods of each broken slice away, and those whose host is gone; KubeRay makes all of them anew.
 
         A node pool that is lost is made anew first, under another name.
         """
@@ -258,11 +258,11 @@ class GkeBackend:
             async with self._api() as api:
                 pods = [PodView.of(pod) for pod in await api.pods(lease.id)]
                 for pod in pods:
-                    gone = is_lost(pod, self._clock())
-                    if pod.is_head or _slice_of(pod) not in report.broken or (pod.deleting and not gone):
+                    gone = pod.is_lost(self._clock())
+                    if not gone and (pod.is_head or pod.deleting or _slice_of(pod) not in report.broken):
                         continue
                     # A host that is gone never says that its pod has ended.
-                    await api.delete_pod(pod.name, pod.uid, at_once=not pod.ready)
+                    await api.delete_pod(pod.name, pod.uid, at_once=gone or not pod.ready)
             return Done(None)
 
         await self._waiting(f"pods of lease {lease.id}", act)

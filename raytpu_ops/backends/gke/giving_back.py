@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta
+from datetime import datetime
 
 from raytpu_ops.backends.base import Released
 from raytpu_ops.backends.gke.api import KubeApi
@@ -23,9 +23,6 @@ from raytpu_ops.backends.gke.record import HOLD, owned_by
 from raytpu_ops.backends.google.fields import region_of
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError
 from raytpu_ops.tpu.lease import Owner
-
-#: A pod whose host should have ended it so long ago has no host any more.
-_LOST_AFTER = timedelta(seconds=30)
 
 
 @dataclass
@@ -119,7 +116,7 @@ class GivingBack:
             self.left.append(f"pod {pod.name} is ending")
 
     async def _pod(self, api: KubeApi, pod: PodView) -> None:
-        lost = is_lost(pod, self.clock())
+        lost = pod.is_lost(self.clock())
         if not pod.deleting or lost:
             await api.delete_pod(pod.name, pod.uid, at_once=lost)
             self.removed.append(f"pod {pod.name}{', whose host is gone' if lost else ''}")
@@ -150,8 +147,3 @@ class GivingBack:
         there = await remove_policy(google, self.owner, name, zone)
         if there:
             self.left.append(there)
-
-
-def is_lost(pod: PodView, now: datetime) -> bool:
-    """The pod's host should have ended it long ago, and is not there any more."""
-    return pod.gone_by is not None and now > pod.gone_by + _LOST_AFTER

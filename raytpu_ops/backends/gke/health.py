@@ -31,6 +31,7 @@ class Seen:
     """What was seen of a lease at one moment.
 
     :param cluster: the RayCluster, None where there is none.
+    :param at: the moment, UTC.
     :param pods: its pods.
     :param workload: Kueue's Workload of it, None where there is none.
     :param nodes: Ray's nodes, None where Ray does not answer.
@@ -44,6 +45,7 @@ class Seen:
     """
 
     cluster: ClusterView | None
+    at: datetime = field(kw_only=True)
     pods: Sequence[PodView] = ()
     workload: WorkloadView | None = None
     nodes: Sequence[RayNode] | None = None
@@ -98,6 +100,9 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
     current = _current(seen)
     report = slices_report(spec, list(slices), current, seen.holders, seen.usage)
     reports = _without_pools([_with_pods(one, slices[one.name], seen) for one in report.slices], seen.lost_pools)
+    if seen.head is not None and seen.head.is_lost(seen.at):
+        # KubeRay makes no other head while that pod is there, and the hosts' Ray ends without one.
+        reports = [one.model_copy(update={"broken": True}) for one in reports]
     problems = _problems(spec, cluster, seen, reports) if seen.nodes is None else [*report.problems]
     if seen.nodes is not None:
         problems += [*_stale(seen, current), *_problems(spec, cluster, seen, reports)]
@@ -197,12 +202,12 @@ def _with_pods(report: SliceReport, pods: Sequence[PodView], seen: Seen) -> Slic
     if len(pods) < report.hosts_wanted:
         missing.append(f"KubeRay has made {len(pods)} of its {report.hosts_wanted} pods")
     missing += [
-        f"pod {pod.name}{_number(pod)} {pod.words()}{_lines(pod, seen)}"
+        f"pod {pod.name}{_number(pod)} {_words(pod, seen)}"
         for pod in sorted(pods, key=lambda pod: (pod.host is None, pod.host or 0, pod.name))
         if pod.deleting or pod.is_over or pod.ip not in labelled
     ]
     missing += _twins(pods)
-    over = any(pod.is_over and not pod.deleting for pod in pods)
+    over = any(pod.is_lost(seen.at) or (pod.is_over and not pod.deleting) for pod in pods)
     return report.model_copy(update={"missing": missing, "broken": report.broken or over})
 
 
@@ -246,7 +251,7 @@ def _problems(spec: SliceSpec, cluster: ClusterView, seen: Seen, reports: Sequen
     if head is None:
         found.append("KubeRay has not made the head's pod yet")
     elif not seen.answering:
-        found.append(f"head pod {head.name} {head.words()}{_lines(head, seen)}")
+        found.append(f"head pod {head.name} {_words(head, seen)}")
     elif seen.silence:
         found.append(f"Ray does not answer: {seen.silence}")
     if not found and all(report.whole for report in reports):
@@ -263,6 +268,8 @@ def _lagging(spec: SliceSpec, cluster: ClusterView) -> list[str]:
     return [] if cluster.provisioned else ["KubeRay does not count the RayCluster as provisioned"]
 
 
-def _lines(pod: PodView, seen: Seen) -> str:
+def _words(pod: PodView, seen: Seen) -> str:
+    """Why it is not ready, with what was seen beside."""
     lines = seen.last_lines.get(pod.name)
-    return f"; its last words: {' | '.join(lines)}" if lines else ""
+    said = f"; its last words: {' | '.join(lines)}" if lines else ""
+    return f"{pod.words()}{', and its host is gone' if pod.is_lost(seen.at) else ''}{said}"

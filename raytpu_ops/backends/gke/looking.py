@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 from raytpu_ops.backends.gke.api import KubeApi
@@ -28,22 +29,24 @@ _READ_LOGS = 2
 Lost = Callable[[Record, Sequence[RequestView]], Awaitable[tuple[list[str], str]]]
 
 
-async def looked(api: KubeApi, lease: SliceLease, ray: Callable[[], RayClient], lost: Lost) -> Seen:
+async def looked(api: KubeApi, lease: SliceLease, ray: Callable[[], RayClient], lost: Lost, now: datetime) -> Seen:
     """Look at it.
 
     :param api: the API server, open.
     :param ray: makes a client for the lease's Ray.
     :param lost: asks GKE.
+    :param now: the time, UTC.
     """
     there = await api.ray_cluster(lease.id)
     if there is None or not owned_by(there, lease.owner):
-        return Seen(None)
+        return Seen(None, at=now)
     cluster, record = ClusterView.of(there), read_record(there)
     pods = [PodView.of(pod) for pod in await api.pods(lease.id)]
     workload = await api.workload(cluster.uid) if cluster.queue else None
     failing = [pod for pod in pods if pod.restarts_again_and_again][:_READ_LOGS]
     seen = Seen(
         cluster=cluster,
+        at=now,
         pods=pods,
         workload=WorkloadView.of(workload) if workload else None,
         last_lines={pod.name: await _last_lines(api, pod) for pod in failing},

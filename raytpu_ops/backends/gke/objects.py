@@ -15,6 +15,9 @@ from raytpu_ops.backends.gke.record import Record, instant, read_record
 
 Json = Mapping[str, Any]
 
+#: A pod whose host should have ended it so long ago has no host any more.
+_LOST_AFTER = timedelta(seconds=30)
+
 
 @dataclass(frozen=True)
 class Condition:
@@ -201,6 +204,10 @@ class PodView:
     def deleting(self) -> bool:
         """It is being deleted."""
         return self.gone_by is not None
+
+    def is_lost(self, now: datetime) -> bool:
+        """Its host should have ended it long ago, and is not there any more."""
+        return self.gone_by is not None and now > self.gone_by + _LOST_AFTER
 
     @property
     def is_placed(self) -> bool:

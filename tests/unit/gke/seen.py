@@ -138,11 +138,13 @@ def seen(
     pods: list[dict[str, Any]] | None = None,
     nodes: list[RayNode] | None = NODES,
     the_workload: dict[str, Any] | None = None,
+    now: float = 60,
     **changes: Any,
 ) -> Seen:
     """What was seen; by default of a lease that is whole."""
     return Seen(
         cluster=ClusterView.of(the_cluster or cluster()),
+        at=at(now),
         pods=[PodView.of(one) for one in (PODS if pods is None else pods)],
         workload=WorkloadView.of(the_workload) if the_workload else None,
         nodes=nodes,

@@ -49,7 +49,7 @@ def test_all_conditions_pods_and_labels_together_are_whole():
 
 
 def test_a_raycluster_that_is_gone_is_fatal():
-    assert judged(SPEC, NAME, Seen(None)).fatal == f"RayCluster {NAME} does not exist any more"
+    assert judged(SPEC, NAME, Seen(None, at=at(60))).fatal == f"RayCluster {NAME} does not exist any more"
 
 
 def test_a_raycluster_that_is_being_deleted_is_fatal():
@@ -203,6 +203,28 @@ def test_a_host_that_vanished_breaks_its_slice():
 
     assert found.broken == ["slice-1"]
     assert not found.stands
+
+
+@pytest.mark.parametrize("now", [229, 231])
+def test_a_host_that_never_ends_its_pod_is_gone_and_breaks_its_slice(now):
+    """F13: its Node object stays, so Kubernetes waits for it for ever, and KubeRay for the pod."""
+    gone = pod(1, 1, metadata={"deletionTimestamp": text(200)})
+    found = report(pods=with_pods(gone), nodes=[*NODES[:4], node(1, 1, alive=False)], now=now)
+
+    assert not found.ready
+    assert found.broken == (["slice-1"] if now > 230 else [])
+    assert ("slice-1-host-1 (worker 1) is being deleted, and its host is gone" in found.describe()) == (now > 230)
+
+
+def test_a_head_whose_host_is_gone_breaks_every_slice():
+    """KubeRay makes no other head while its pod is there, and the hosts' Ray ends without one."""
+    gone = pod(None, metadata={"deletionTimestamp": text(200)})
+    found = report(pods=with_pods(gone), nodes=None, now=231)
+
+    assert found.broken == ["slice-0", "slice-1"]
+    assert found.lost
+    assert "head pod head is being deleted, and its host is gone" in found.describe()
+    assert not report(pods=with_pods(gone), nodes=None, now=229).broken
 
 
 def test_a_pod_that_ended_breaks_its_slice():

@@ -375,6 +375,25 @@ async def test_a_pod_that_is_ending_is_told_again_only_where_its_host_is_gone(
     assert asked == ({gone, other} if told_again else {gone})
 
 
+async def test_a_head_whose_host_is_gone_is_taken_away_with_its_hosts(
+    kube: FakeKube, time: Time, backend: GkeBackend, whole: SliceLease
+):
+    """KubeRay waits for its pod for ever, and makes no other one."""
+    head = f"{whole.id}-head"
+    kube.change(PODS, head, deletionTimestamp=seen.text(1))
+    time.passes(30)
+    await backend.repair(whole)
+    assert kube.count("delete") == 0
+
+    time.passes(2)
+    await backend.repair(whole)
+
+    asked = {request.name: request.data for request in kube if request.method.value == "DELETE"}
+    assert len(asked) == 1 + len(seen.HOSTS)
+    assert asked[head]["gracePeriodSeconds"] == 0
+    assert head not in kube.all(PODS)
+
+
 async def test_a_lease_with_nothing_broken_is_left_as_it_is(
     kube: FakeKube, backend: GkeBackend, whole: SliceLease, ray: FakeRay
 ):
