@@ -86,8 +86,8 @@ class GkeBackend:
         self._cloud: CloudAccess = cloud if cloud is not None else DefaultAccess()
         options_of_pools = self.settings.node_pools
         self._pools = None if options_of_pools is None else self._pool_leases(options_of_pools)
-        #: For leases that have node pools though this backend makes none: a reaper meets some.
-        self._others: dict[str, PoolLeases] = {}
+        #: By the options with which pools were made: a reaper's connection says nothing of them, or names others.
+        self._made_with: dict[str, PoolLeases] = {}
 
     @property
     def acquires_in_task(self) -> bool:
@@ -101,12 +101,10 @@ class GkeBackend:
         """Where the lease's own node pools are; None where it has none."""
         if "node pool" not in lease.created:
             return None
-        if self._pools is not None and not self._pools.options.reuse:
-            return self._pools
         told = lease.place["node_pools"]
-        if told not in self._others:
-            self._others[told] = self._pool_leases(Settings.of({"node_pools": told}).node_pools or NodePools())
-        return self._others[told]
+        if told not in self._made_with:
+            self._made_with[told] = self._pool_leases(Settings.of({"node_pools": told}).node_pools or NodePools())
+        return self._made_with[told]
 
     @property
     def ships_runtime(self) -> bool:
@@ -148,7 +146,7 @@ class GkeBackend:
             counted = [pools.options.asked(), *(rung.model_dump(mode="json") for rung in plan.ladder)]
             claim = self._claim(plan, owner, own_nodes(naming.lease_id(owner), plan.ladder), *counted)
             by = self._clock() + min(ANSWER_WITHIN, plan.deadlines.provisioning)
-            record = await pools.grant(claim, plan, lambda: self._record(claim, plan), by, say)
+            record = await pools.grant(claim, plan, lambda: self._record(claim, plan), self._finished, by, say)
         return self._lease(record)
 
     def _claim(self, plan: Plan, owner: Owner, nodes: manifests.Nodes | None, *counted: object) -> Claim:
@@ -171,6 +169,10 @@ class GkeBackend:
             serve=serve,
             deadlines=plan.deadlines,
         )
+
+    async def _finished(self, record: Record) -> Released:
+        """One more round of the release of a lease."""
+        return await self.release(self._lease(record))
 
     async def _taken(self, claim: Claim, plan: Plan) -> Record:
         """The RayCluster of a lease that brings no nodes."""
@@ -339,7 +341,7 @@ class GkeBackend:
         """What a later task needs to find the lease the same way; each is an option of this backend."""
         chosen = {"namespace": self.settings.namespace, "runtime": self.settings.runtime, **self.access.selectors}
         if record.pools is not None:
-            options = (self.settings.node_pools or NodePools()).model_copy(update={"cluster": record.pools.cluster})
+            options = record.pools.options.model_copy(update={"cluster": record.pools.cluster})
             return {**chosen, **self._cloud.selectors, "node_pools": options.to_text(), "zone": record.pools.zone}
         return {**chosen, "node_pools": self.settings.node_pools.to_text()} if self.settings.node_pools else chosen
 

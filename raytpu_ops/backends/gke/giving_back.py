@@ -77,7 +77,7 @@ class GivingBack:
     async def google(self, google: PoolsApi, names: Sequence[str], policy: str | None, zones: Sequence[str]) -> bool:
         """The node pools, then the workload policy that they named.
 
-        :param names: of pools that were made, as far as the lease knows.
+        :param names: of pools that were made, as far as the lease knows. They go also where nobody may look at them.
         :param policy: of the workload policy that was made for them, None where none was.
         :param zones: in whose regions that may be.
         :return: whether Google has nothing of the lease any more.
@@ -122,6 +122,17 @@ class GivingBack:
             self.removed.append(f"pod {pod.name}{', whose host is gone' if lost else ''}")
 
     async def _node_pools(self, google: PoolsApi, names: Sequence[str]) -> None:
+        try:
+            found = await self._found(google, names)
+        except Misconfigured:
+            # Nobody may look (F32). These names were written down while no stranger had them, so what has them is ours.
+            for name in names:
+                await self.tried(self._unseen(google, name))
+            raise
+        for pool in found:
+            await self.tried(self._node_pool(google, pool))
+
+    async def _found(self, google: PoolsApi, names: Sequence[str]) -> list[NodePoolView]:
         found = {pool.name: pool for pool in await google.pools() if pool.is_of(self.owner)}
         for name in names:
             if name in found:
@@ -129,8 +140,16 @@ class GivingBack:
             pool = await google.pool(name)
             if pool is not None and pool.is_of(self.owner):
                 found[name] = pool
-        for pool in found.values():
-            await self.tried(self._node_pool(google, pool))
+        return list(found.values())
+
+    async def _unseen(self, google: PoolsApi, name: str) -> None:
+        busy = await google.delete(name)
+        if busy is not None:
+            self.left.append(f"node pool {name} may be there, and Google works on {busy} first")
+            return
+        words = f"node pool {name} was told to go if it is there, and can't be looked at"
+        self.left.append(words)
+        self.refused.append(words)
 
     async def _node_pool(self, google: PoolsApi, pool: NodePoolView) -> None:
         if pool.status == "STOPPING":

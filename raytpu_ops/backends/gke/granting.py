@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from raytpu_ops.backends.base import Plan, Say
+from raytpu_ops.backends.base import Plan, Released, Say
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, withdraw
 from raytpu_ops.backends.gke.claim import Claim
@@ -27,8 +27,8 @@ from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.queued import RequestView, check, consuming, is_queued
-from raytpu_ops.backends.gke.reconciling import Reconciler
-from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record
+from raytpu_ops.backends.gke.reconciling import Reconciler, refuse_strangers
+from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record, read_record
 from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.deadlines import Phase
@@ -80,7 +80,7 @@ class Granting:
     :param zones: where each kind of capacity is tried.
     :param options: the user's, of the pools.
     :param begin: makes the record of a lease that begins now.
-    :param finish: goes on with a release that was killed.
+    :param finish: goes on with a release that was killed, of the lease with that record.
     :param tools: what it is done with.
     :ivar begun: the owner's RayCluster is this acquisition's, so what is there may be rolled back.
     """
@@ -92,7 +92,7 @@ class Granting:
         zones: Sequence[str],
         options: NodePools,
         begin: Callable[[], Awaitable[Record]],
-        finish: Callable[[], Awaitable[object]],
+        finish: Callable[[Record], Awaitable[Released]],
         tools: Tools,
     ) -> None:
         self.begun, self._finish = False, finish
@@ -132,7 +132,9 @@ class Granting:
             if there is not None:
                 found = self._claim.adopt(there)
                 if isinstance(found, Pending) and HOLD in ClusterView.of(there).finalizers:
-                    await self._finish()
+                    # What it has is told by its own record: options, and the cluster, may be others by now.
+                    left = (await self._finish(read_record(there) or await self._first())).left
+                    return Pending("; ".join([found.description, *left]))
                 return found
             record = await self._first()
             await kube.apply_ray_cluster(self._claim.written(record))
@@ -141,12 +143,14 @@ class Granting:
     async def _first(self) -> Record:
         record = await self._begin()
         names = [naming.node_pool_name(self._claim.owner, index) for index in range(self._plan.spec.num_slices)]
-        operations = await self._tools.google.operations()
+        sight = await self._tools.google.look()
+        refuse_strangers(sight.pools, names, self._claim.owner)
         # What failed before this lease began is none of its failures.
-        spent = [one.name for one in creations(operations, names) if one.failed]
+        spent = [one.name for one in creations(sight.operations, names) if one.failed]
         climb, step = Climb.start(record.granted_at), self._steps[0]
         assert step.zone is not None
-        pools = Pools(cluster=self._tools.google.cluster, zone=step.zone, names=names, spent=spent)
+        options = self._options.model_copy(update={"cluster": None})
+        pools = Pools(cluster=self._tools.google.cluster, zone=step.zone, names=names, options=options, spent=spent)
         return self._at(record.model_copy(update={"climb": climb, "pools": pools}))
 
     def _at(self, record: Record) -> Record:
@@ -194,12 +198,13 @@ class Granting:
         return await self._tools.until(f"lease {self._claim.name}, {step}", lambda: self._advance(step, by), by, phase)
 
     async def _advance(self, step: Step, by: datetime) -> Pending | Done[Record]:
+        sight = await self._tools.google.look()
         async with self._tools.kube() as kube:
             there, record = await self._read(kube)
             if _climb(record).step != step.number or pools_of(record).granted:
                 return Done(record)  # another process has gone on
             pending = await self._reconciler(step, record).round(
-                record.model_dump_json(), pools_of(record).spent, may_create=self._tools.clock() < by
+                sight, record.model_dump_json(), pools_of(record).spent, may_create=self._tools.clock() < by
             )
             if pending is None and step.rung.waits_in_queue:
                 pending = await self._filled(kube, there, record)
@@ -261,6 +266,7 @@ class Granting:
         return await self._tools.until(what, lambda: self._cleared(step, error), by, Phase.RELEASING)
 
     async def _cleared(self, step: Step, error: RayTpuError) -> Pending | Done[Record]:
+        sight = await self._tools.google.look()
         async with self._tools.kube() as kube:
             there, record = await self._read(kube)
             if _climb(record).step != step.number:
@@ -270,7 +276,7 @@ class Granting:
                 return Pending("its pods are told to go")
             if step.rung.kind == "queued" and (names := await withdraw(kube, self._claim.owner)):
                 return Pending(f"ProvisioningRequest {', '.join(names)} is told to go")
-            pending, spent = await self._reconciler(step, record).clear()
+            pending, spent = await self._reconciler(step, record).clear(sight)
             if pending is not None:
                 return pending
             climb = _climb(record).failed(step, error, self._tools.clock())

@@ -11,7 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from raytpu_ops.backends.gke.manifest import POOL_LABEL, Nodes
 from raytpu_ops.backends.gke.pool_settings import NodePools
@@ -238,6 +238,18 @@ class OperationView:
         return self.done and self.error is not None
 
 
+class Sight(NamedTuple):
+    """What Google has, at one moment. It is looked at before the record of a lease is read: a pool that is seen is in
+    the record then, or nobody wants it any more, however many processes work on the lease (F34).
+
+    :param operations: those that GKE still tells of.
+    :param pools: all of the cluster's.
+    """
+
+    operations: Sequence[OperationView]
+    pools: Sequence[NodePoolView]
+
+
 @dataclass(frozen=True)
 class Scene:
     """What was found of the pools that are wanted, and what follows.
@@ -247,7 +259,6 @@ class Scene:
     :param waiting: what is under way, in words.
     :param running: pools that are as they should be.
     :param failures: what has failed, as errors.
-    :param strangers: pools of a wanted name that are not the owner's.
     """
 
     doomed: tuple[NodePoolView, ...]
@@ -255,12 +266,11 @@ class Scene:
     waiting: tuple[str, ...]
     running: tuple[NodePoolView, ...]
     failures: tuple[RayTpuError, ...]
-    strangers: tuple[NodePoolView, ...]
 
     @property
     def is_whole(self) -> bool:
         """Every pool runs, and nothing else is left to do."""
-        return not (self.doomed or self.absent or self.waiting or self.failures or self.strangers)
+        return not (self.doomed or self.absent or self.waiting or self.failures)
 
 
 def scene(
@@ -299,7 +309,6 @@ def scene(
         waiting=tuple(waiting),
         running=tuple(running),
         failures=tuple(failures),
-        strangers=tuple(pool for pool in pools if pool.name in wanted.names and not pool.is_of(wanted.owner)),
     )
 
 

@@ -6,34 +6,30 @@ itself (``granting.py``), requests (``pools_api.py``), what pools mean (``node_p
 
 from __future__ import annotations
 
-import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from raytpu_ops.backends.base import Plan, Say, silent
+from raytpu_ops.backends.base import Plan, Released, Say, silent
 from raytpu_ops.backends.gke.access import KubeAccess
 from raytpu_ops.backends.gke.api import KubeApi
-from raytpu_ops.backends.gke.asking import ask, requests_of
 from raytpu_ops.backends.gke.claim import Claim
 from raytpu_ops.backends.gke.giving_back import GivingBack
-from raytpu_ops.backends.gke.granting import Granting, Tools, pools_of
+from raytpu_ops.backends.gke.granting import Granting, Tools
 from raytpu_ops.backends.gke.manifest import Nodes
-from raytpu_ops.backends.gke.node_pools import NodePoolView, Wanted, misfit, nodes_of, own_policy
-from raytpu_ops.backends.gke.objects import ClusterView
+from raytpu_ops.backends.gke.mending import Mending, lacking
+from raytpu_ops.backends.gke.node_pools import NodePoolView, misfit, nodes_of, own_policy
 from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts
 from raytpu_ops.backends.gke.pools_api import PoolsApi
-from raytpu_ops.backends.gke.queued import RequestView, check, is_queued, unasked
-from raytpu_ops.backends.gke.reconciling import Reconciler
-from raytpu_ops.backends.gke.record import RECORD, Record, owned_by, parsed, read_record
+from raytpu_ops.backends.gke.queued import RequestView, unasked
+from raytpu_ops.backends.gke.record import Record, parsed
 from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.backends.google.fields import is_zone, region_of
 from raytpu_ops.tpu import naming
-from raytpu_ops.tpu.capacity import ladder
-from raytpu_ops.tpu.deadlines import Deadlines, Phase
-from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, Preempted, RayTpuError
-from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RayTpuError
+from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Pending
 
@@ -42,8 +38,6 @@ if TYPE_CHECKING:
 
 #: How long what Google says of a lease's pools is good for, while its hosts come up.
 _FRESH = timedelta(seconds=10)
-#: How ``naming.node_pool_name`` ends the name of a replacement.
-_REPLACEMENT = re.compile(r"-s[0-9]+-r([0-9]+)\Z")
 
 
 class PoolLeases:
@@ -175,7 +169,13 @@ class PoolLeases:
     # Pools that are made
 
     async def grant(
-        self, claim: Claim, plan: Plan, begin: Callable[[], Awaitable[Record]], by: datetime, say: Say
+        self,
+        claim: Claim,
+        plan: Plan,
+        begin: Callable[[], Awaitable[Record]],
+        finish: Callable[[Record], Awaitable[Released]],
+        by: datetime,
+        say: Say,
     ) -> Record:
         """See :class:`~raytpu_ops.backends.gke.granting.Granting`; rolls back where it fails."""
         async with self.open() as google:
@@ -186,7 +186,7 @@ class PoolLeases:
                 self.zones(google.cluster),
                 self.options,
                 begin,
-                lambda: self._given_back(claim, plan, google),
+                finish,
                 tools,
             )
             try:
@@ -283,109 +283,17 @@ class PoolLeases:
         if at is None or self._clock() - at >= _FRESH:
             try:
                 async with self.open() as google:
-                    words = [told for _, told in _lost(record, await google.pools(), requests)]
+                    found = lacking(record, await google.pools(), requests)
             except RayTpuError as error:
                 return [], f"its node pools can't be seen: {error}"
-            words += [f"nobody asks for the nodes of node pool {name}" for name in unasked(record, requests)]
+            for name in unasked(record, requests):
+                found.setdefault(name, f"nobody asks for the nodes of node pool {name}")
+            words = list(found.values())
             self._seen[lease.id] = (self._clock(), words)
         return words, ""
 
     async def mend(self, lease: SliceLease, say: Say = silent) -> Record | None:
-        """Delete each pool that is lost, and make another one in its place (F12); its nodes are queued for anew.
-
-        :return: the record as it is then; None where no pool is lost.
-        """
+        """See :class:`~raytpu_ops.backends.gke.mending.Mending`."""
         self._seen.pop(lease.id, None)
         async with self.open() as google:
-            tools = Tools(self._kube, google, self._clock, self._sleep, say)
-            begun = self._clock()
-            by = Deadlines().at(Phase.STARTING, begun)
-            renamed = await tools.until(f"lease {lease.id}", lambda: self._renamed(google, lease), by, Phase.STARTING)
-            if renamed is None:
-                return None
-            record, fresh = renamed
-            pools = pools_of(record)
-            [rung] = ladder(record.capacity)
-            wanted = Wanted(lease.owner, lease.id, lease.spec.shape, rung, pools.zone, tuple(fresh), self.options)
-            reconciler, others = Reconciler(wanted, google), [name for name in pools.names if name not in fresh]
-
-            async def look() -> Pending | Done[Record]:
-                there = await self._standing(lease)
-                pending = await reconciler.round(record.model_dump_json(), pools.spent, others=others)
-                if pending is None and is_queued(record):
-                    pending = await self._queued_again(there, record)
-                return pending or Done(record)
-
-            phase = Phase.QUEUED if rung.waits_in_queue else Phase.PROVISIONING
-            waits = rung.within or (rung.valid_for if rung.kind == "queued" else None)
-            by = begun + waits if waits else Deadlines().at(phase, begun)
-            return await tools.until(f"lease {lease.id}, node pools in the place of lost ones", look, by, phase)
-
-    async def _queued_again(self, there: Mapping[str, Any], record: Record) -> Pending | None:
-        """Ask for the nodes of pools that stand in for lost ones, until they are there.
-
-        :param there: the RayCluster.
-        """
-        async with self._kube() as kube:
-            asked = await ask(kube, there, record, record.expires_at - record.granted_at)
-        if isinstance(asked, Pending):
-            return asked
-        # The bookings of slices that stand have expired long ago.
-        check(asked, record.spec.shape.hosts, placed=record.spec.hosts)
-        waiting = [one.words() for one in asked if one.waits]
-        return Pending("; ".join(waiting)) if waiting else None
-
-    async def _standing(self, lease: SliceLease) -> Mapping[str, Any]:
-        """The lease's RayCluster: nothing is made for one that is being given back.
-
-        :raises Preempted: it is.
-        """
-        async with self._kube() as kube:
-            there = await kube.ray_cluster(lease.id)
-        if there is None or not owned_by(there, lease.owner) or ClusterView.of(there).deleting:
-            raise Preempted(
-                f"lease {lease.id} was released while its lost node pools were being replaced. Clear the task that "
-                "provisioned it to get a new one."
-            )
-        return there
-
-    async def _renamed(self, google: PoolsApi, lease: SliceLease) -> Done[tuple[Record, list[str]] | None]:
-        """Write down the names of the pools that stand in for lost ones, before any is made."""
-        async with self._kube() as kube:
-            there = await kube.ray_cluster(lease.id)
-            record = read_record(there) if there else None
-            if there is None or record is None or record.pools is None or record.owner != lease.owner:
-                return Done(None)
-            requests = await requests_of(kube, record.owner) if is_queued(record) else []
-            lost = dict(_lost(record, await google.pools(), requests))
-            numbered = enumerate(record.pools.names)
-            fresh = {name: _next(lease.owner, index, name) for index, name in numbered if name in lost}
-            names = [fresh.get(name, name) for name in record.pools.names]
-            record = record.model_copy(update={"pools": record.pools.model_copy(update={"names": names})})
-            if not fresh:
-                return Done((record, []) if unasked(record, requests) else None)
-            suspend = bool(there["spec"].get("suspend"))
-            # Where it is gone by now there is nothing to mend.
-            mended = await kube.change_ray_cluster(there, {RECORD: record.model_dump_json()}, suspend=suspend)
-            return Done((record, list(fresh.values())) if mended else None)
-
-
-def _lost(record: Record, pools: Sequence[NodePoolView], requests: Sequence[RequestView]) -> list[tuple[str, str]]:
-    """Names of the lease's pools that are lost, or whose nodes are, with why."""
-    found = {pool.name: pool for pool in pools if pool.is_of(record.owner)}
-    refused = {one.pool: one.words() for one in requests if one.refused}
-    lost: list[tuple[str, str]] = []
-    for name in pools_of(record).names:
-        if name not in found:
-            lost.append((name, f"node pool {name} is gone"))
-        elif found[name].is_lost:
-            lost.append((name, found[name].words()))
-        elif name in refused:
-            lost.append((name, refused[name]))
-    return lost
-
-
-def _next(owner: Owner, index: int, name: str) -> str:
-    """The name of the pool that stands in for that one; a replacement never has an old name."""
-    again = _REPLACEMENT.search(name)
-    return naming.node_pool_name(owner, index, 1 + (int(again[1]) if again else 0))
+            return await Mending(lease, Tools(self._kube, google, self._clock, self._sleep, say)).run()

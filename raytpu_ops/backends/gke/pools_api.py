@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from raytpu_ops.backends.gke.node_pools import Json, NodePoolView, OperationView
+from raytpu_ops.backends.gke.node_pools import Json, NodePoolView, OperationView, Sight
 from raytpu_ops.backends.gke.pool_settings import cluster_parts
 from raytpu_ops.backends.gke.record import RECORD
 from raytpu_ops.backends.google.refusals import busy_with, is_absent, is_there_already
@@ -33,6 +33,11 @@ class PoolsApi:
         self.cluster = cluster
         self._apis = apis
         self._project, self._location, self._name = cluster_parts(cluster)
+
+    async def look(self) -> Sight:
+        """Operations and pools, in this order: a pool whose operation has ended is seen as that left it."""
+        operations = await self.operations()
+        return Sight(operations, await self.pools())
 
     async def pools(self) -> list[NodePoolView]:
         """All of the cluster's pools."""

@@ -10,7 +10,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from raytpu_ops.backends.gke.node_pools import DIGEST, NodePoolView, OperationView, Scene, Wanted, creations, scene
+from raytpu_ops.backends.gke.node_pools import (
+    DIGEST,
+    NodePoolView,
+    OperationView,
+    Scene,
+    Sight,
+    Wanted,
+    creations,
+    scene,
+)
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.backends.google.fields import region_of
@@ -32,10 +41,11 @@ class Reconciler:
         self._busy = ""
 
     async def round(
-        self, record: str, spent: Sequence[str], *, may_create: bool = True, others: Sequence[str] = ()
+        self, sight: Sight, record: str, spent: Sequence[str], *, may_create: bool = True, others: Sequence[str] = ()
     ) -> Pending | None:
         """Do what can be done now.
 
+        :param sight: what Google has, seen before the record was read.
         :param record: the lease, as JSON, which new pools carry.
         :param spent: names of operations whose failure has been dealt with.
         :param may_create: begin new pools; off when their time is over.
@@ -44,32 +54,28 @@ class Reconciler:
         :raises CapacityUnavailable: a pool could not be had.
         :raises Misconfigured: a pool can't be had as it was asked for, or somebody else's has its name.
         """
-        operations = await self._google.operations()
-        pools = [pool for pool in await self._google.pools() if pool.name not in others]
-        found = scene(self._wanted, pools, operations, spent)
-        if found.strangers:
-            raise Misconfigured(
-                f"node pool {found.strangers[0].name} exists and was not made for {self._wanted.owner.key}: delete it, "
-                "or name it in node_pools.reuse"
-            )
+        pools = [pool for pool in sight.pools if pool.name not in others]
+        refuse_strangers(pools, self._wanted.names, self._wanted.owner)
+        found = scene(self._wanted, pools, sight.operations, spent)
         if found.failures:
             raise _worst(found.failures)
         if found.is_whole:
             return None
-        blocked = self._blocked(operations) or await self._act(found, record, may_create=may_create)
+        blocked = self._blocked(sight.operations) or await self._act(found, record, may_create=may_create)
         return Pending(_words(found, blocked))
 
-    async def clear(self) -> tuple[Pending | None, list[str]]:
+    async def clear(self, sight: Sight) -> tuple[Pending | None, list[str]]:
         """Take the pools of this step away. The policy that was made for them stays: the next step's need the same.
 
+        :param sight: what Google has, seen before the record was read.
         :return: what is still there, None once nothing is; and the names of all operations that failed.
         """
-        operations, pools = await self._google.operations(), await self._google.pools()
-        mine = [one for one in pools if one.is_of(self._wanted.owner) and one.labels.get(DIGEST) == self._wanted.digest]
-        making = creations(operations, self._wanted.names)
+        owner, digest = self._wanted.owner, self._wanted.digest
+        mine = [one for one in sight.pools if one.is_of(owner) and one.labels.get(DIGEST) == digest]
+        making = creations(sight.operations, self._wanted.names)
         under_way = [one.target for one in making if not one.done]
         if mine or under_way:
-            blocked = self._blocked(operations) or await self._delete(mine)
+            blocked = self._blocked(sight.operations) or await self._delete(mine)
             words = [one.words() for one in mine] or [f"node pool {name} is being made" for name in under_way]
             return Pending("; ".join([*words, *([blocked] if blocked else [])])), []
         return None, [one.name for one in making if one.failed]
@@ -122,6 +128,21 @@ class Reconciler:
             )
         status = there.get("status", "READY")
         return "" if status == "READY" else f"workload policy {name} is {status}"
+
+
+def refuse_strangers(pools: Sequence[NodePoolView], names: Sequence[str], owner: Owner) -> None:
+    """Names hold a digest of their owner, so this is somebody's copy (F03).
+
+    :param pools: all of the cluster's.
+    :param names: those that are wanted.
+    :raises Misconfigured: a pool has one of these names and was not made for the owner.
+    """
+    strangers = [pool.name for pool in pools if pool.name in names and not pool.is_of(owner)]
+    if strangers:
+        raise Misconfigured(
+            f"node pool {', '.join(strangers)} exists and was not made for {owner.key}: delete it, or name it in "
+            "node_pools.reuse"
+        )
 
 
 def mark(owner: Owner) -> str:

@@ -14,6 +14,7 @@ from typing import Any, Self
 from pydantic import Field, ValidationError, model_validator
 
 from raytpu_ops.backends.gke.manifest import GROUP, PORTS
+from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.deadlines import Deadlines
@@ -42,6 +43,8 @@ class Pools(Checked, extra="ignore"):
     :param cluster: path of the GKE cluster that they are in.
     :param zone: where they are, in the present step of the ladder.
     :param names: one pool for each slice.
+    :param options: those that they are made with, whatever the connection of a later task says.
+    :param coming: names of pools that stand in for lost ones and have not been there yet.
     :param spent: names of operations that failed and have been dealt with.
     :param granted: all of them were there.
     """
@@ -49,6 +52,8 @@ class Pools(Checked, extra="ignore"):
     cluster: Line
     zone: Word
     names: list[Word]
+    options: NodePools = Field(default_factory=NodePools)
+    coming: list[Word] = Field(default_factory=list)
     spent: list[Word] = Field(default_factory=list)
     granted: Flag = False
 

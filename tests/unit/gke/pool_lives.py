@@ -1,6 +1,7 @@
 """Random lives of one owner's lease with node pools: acquired, killed, tried again, mended, given back, with faults.
 
-Each follows from its seed alone. Nothing may be left at the end, and never may the owner have more pools than slices.
+Each follows from its seed alone. Nothing may be left at the end, never may the owner have more pools than slices, and
+nobody takes a pool that runs from a lease that is granted.
 """
 
 from __future__ import annotations
@@ -13,10 +14,11 @@ from datetime import timedelta
 from typing import Any
 
 import pytest
+from google.cloud.container_v1 import NodePool
 
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.gke import GkeBackend
-from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.backends.gke.record import OWNER, read_record
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Spot
 from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
@@ -24,9 +26,9 @@ from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake.fake import CLUSTER
 from tests.google_fake.gate import Call
 from tests.unit.gke.conftest import ME
-from tests.unit.gke.fake_kube import AWAY, LOST, PODS, RESET
+from tests.unit.gke.fake_kube import AWAY, LOST, PODS, RAY_CLUSTERS, RESET
 from tests.unit.gke.pool_killer import Killer
-from tests.unit.gke.pool_world import World
+from tests.unit.gke.pool_world import LEASE_ID, World
 
 LADDERS = (
     [Spot()],
@@ -47,6 +49,12 @@ METHODS = ("ListNodePools", "ListOperations", "CreateNodePool", "DeleteNodePool"
 KUBE = ("get rayclusters", "patch rayclusters", "delete rayclusters", "list pods", "delete pods", "")
 QUEUE = ("list provisioningrequests", "patch provisioningrequests", "delete provisioningrequests", "patch podtemplates")
 
+#: What is done, those twice that most depends on.
+KINDS = (
+    *("acquire", "acquire", "twice", "crash", "crash", "release", "crash in release"),
+    *("repair", "repair twice", "crash in repair", "time"),
+)
+
 
 class Life:
     """One sequence.
@@ -61,7 +69,7 @@ class Life:
         self.spec, self.ladder = self.dice.choice(SPECS), self.dice.choice(LADDERS)
         self.lease: SliceLease | None = None
         self.log = [f"{self.spec}, {[str(rung) for rung in self.ladder]}"]
-        #: Moments at which there were too many pools.
+        #: Moments at which there were too many pools, or one that a lease has was taken.
         self.wrong: list[str] = []
         self.plan: Plan
 
@@ -109,7 +117,16 @@ class Life:
         ]
         if len(live) > self.spec.num_slices:
             self.wrong.append(f"{call.method} at {call.at}: {live}")
+        name = call.resource.rpartition("/")[2]
+        if call.method == "DeleteNodePool" and name in self._granted() and name in live:
+            self.wrong.append(f"{call.method} {name} at {call.at}, which the lease has")
         return False
+
+    def _granted(self) -> list[str]:
+        """The pools that a lease which is granted has, and is not about to lose."""
+        there = self.world.kube.all(RAY_CLUSTERS).get(LEASE_ID)
+        record = read_record(there) if there and not there["metadata"].get("deletionTimestamp") else None
+        return record.pools.names if record is not None and record.pools is not None and record.pools.granted else []
 
     def _faults(self) -> None:
         """What goes wrong next, if anything."""
@@ -142,16 +159,14 @@ class Life:
 
     async def _act(self) -> None:
         """One thing that a task, a person or Google does."""
-        kinds = ("acquire", "acquire", "twice", "crash", "crash", "release", "crash in release", "repair", "time")
-        kind = self.dice.choice(kinds)
+        kind = self.dice.choice(KINDS)
         self.log.append(kind)
         try:
             match kind:
                 case "acquire":
                     self.lease = await self.backend().acquire(self.plan, ME)
                 case "twice":
-                    both = await asyncio.gather(*(self._tried() for _ in range(2)))
-                    self.log += [f"  {one}" for one in both]
+                    await self._twice(lambda: self.backend().acquire(self.plan, ME))
                 case "crash":
                     await self._killed(lambda: self.backend().acquire(self.plan, ME))
                 case "release" if lease := await self._known():
@@ -159,27 +174,45 @@ class Life:
                 case "crash in release" if lease := await self._known():
                     await self._killed(lambda: self.backend().release(lease))
                 case "repair" if lease := await self._known():
-                    self._lose_pods()
+                    self._lose_hosts()
                     self.lease = await self.backend().repair(lease)
+                case "repair twice" if lease := await self._known():
+                    self._lose_hosts()
+                    await self._twice(lambda: self.backend().repair(lease))
+                case "crash in repair" if lease := await self._known():
+                    self._lose_hosts()
+                    await self._killed(lambda: self.backend().repair(lease))
                 case "time":
                     self.world.google.advance(self.dice.choice((10, 60, 600, 7200)))
                     self.world.settle()
         except RayTpuError as error:
             self.log.append(f"  {type(error).__name__}: {error}")
 
-    async def _tried(self) -> str:
+    async def _twice(self, what: Callable[[], Awaitable[SliceLease]]) -> None:
+        """Two processes do it at the same time."""
+        both = await asyncio.gather(*(self._tried(what) for _ in range(2)))
+        self.log += [f"  {one}" for one in both]
+
+    async def _tried(self, what: Callable[[], Awaitable[SliceLease]]) -> str:
         try:
-            self.lease = await self.backend().acquire(self.plan, ME)
+            self.lease = await what()
         except RayTpuError as error:
             return f"{type(error).__name__}: {error}"
-        return "granted"
+        return f"granted {self.lease.created['node pool']}"
 
     async def _known(self) -> SliceLease | None:
         """The lease, as a task of the run has it, or finds it."""
         self.lease = await self.backend().find(ME) or self.lease
         return self.lease
 
-    def _lose_pods(self) -> None:
+    def _lose_hosts(self) -> None:
+        """Their pods wait again; mostly because a pool is gone, or broke."""
+        if self.world.pools and self.dice.random() < 0.7:
+            name = self.dice.choice(sorted(self.world.pools))
+            if self.dice.random() < 0.5:
+                self.world.google.container.vanish(f"{CLUSTER}/nodePools/{name}")
+            else:
+                self.world.pools[name].status = NodePool.Status.ERROR
         for pod in self.world.kube.all(PODS).values():
             if "host" in pod["metadata"]["name"]:
                 pod["status"] = {"phase": "Pending", "conditions": []}

@@ -24,6 +24,8 @@ from tests.unit.gke.fake_kube import FORBIDDEN, RAY_CLUSTERS, RESET
 from tests.unit.gke.pool_world import BOTH_ZONES, LEASE_ID, OTHER_ZONE, POOLS, World, acquired
 from tests.unit.gke.seen import SPEC
 
+OTHER_CLUSTER = f"{CLUSTER}-2"
+
 
 def dies() -> None:
     """The process that acquires ends, at its first pause."""
@@ -325,6 +327,8 @@ async def test_a_strangers_pool_of_that_name_is_named_and_left_alone(world: Worl
 
     assert world.left == {"pools": [POOLS[1]]}
     assert world.pools[POOLS[1]].status.name == "RUNNING"
+    assert world.kube.count("patch rayclusters") == 0
+    assert world.asked("CreateNodePool", "DeleteNodePool") == []
 
 
 async def test_another_operation_on_the_cluster_is_waited_for_by_its_name(world: World):
@@ -394,6 +398,26 @@ async def test_a_pool_that_is_still_going_is_waited_for(world: World):
     assert {pool.status.name for pool in world.pools.values()} == {"RUNNING"}
 
 
+@pytest.mark.parametrize("changed", [{"workload_policy": "ours"}, {"cluster": OTHER_CLUSTER}], ids=str)
+async def test_a_former_lease_is_given_back_where_it_was_made_and_with_what_it_was_made(
+    world: World, changed: dict[str, Any]
+):
+    """Its release was killed, and then somebody changed the connection."""
+    world.google.add_cluster(OTHER_CLUSTER)
+    world.google.compute.put_policy("ours", "2x2x2", region="us-central2", project=PROJECT)
+    spec = SliceSpec.of("7x", "2x2x2", num_slices=2)
+    lease = await acquired(world, spec=spec)
+    await world.backend().release(lease)
+    world.kube.settle()
+
+    await acquired(world, spec=spec, node_pools=changed)
+
+    policies = sorted(name.rpartition("/")[2] for name in world.google.compute.policies)
+    own = [] if "workload_policy" in changed else [LEASE_ID]
+    assert policies == [*own, "ours"]
+    assert list(world.google.node_pools()) == [f"{changed.get('cluster', CLUSTER)}/nodePools/{name}" for name in POOLS]
+
+
 async def test_errors_of_a_former_lease_are_none_of_this_ones(world: World):
     world.google.faults.stockout(name=POOLS[0])
     with pytest.raises(CapacityUnavailable):
@@ -430,8 +454,10 @@ async def test_what_google_never_grants_is_no_matter_for_another_rung(world: Wor
     assert world.left == {}
 
 
-async def test_create_allowed_and_looking_denied_leaves_what_is_named(world: World):
-    """F32: what can't be taken back is named with the label by which the reaper finds it."""
+@pytest.mark.parametrize("at_once", [1, 5])
+async def test_create_allowed_and_looking_denied_deletes_what_has_the_leases_names(world: World, at_once: int):
+    """F32: nobody pays for it, and that it can't be seen is told with the label by which the reaper finds it."""
+    world.google.container.at_once = at_once
 
     def denied() -> None:
         if world.pools:
@@ -442,13 +468,15 @@ async def test_create_allowed_and_looking_denied_leaves_what_is_named(world: Wor
         await acquired(world)
 
     said = str(refused.value)
-    assert "left: Google, list node pools" in said
+    assert f"left: node pool {POOLS[0]} was told to go if it is there, and can't be looked at; " in said
+    assert "; Google, list node pools" in said
     assert f"raytpu-owner={ME.digest}" in said
-    assert list(world.left) == ["pools", "rayclusters"]
+    await world.sleep(60)
+    assert list(world.left) == ["rayclusters"]
     world.meanwhile = lambda: None
     world.google.allow()
     [found] = await world.backend().list_leases()
-    assert await world.released(found)
+    await world.released(found)
     assert world.left == {}
 
 

@@ -22,6 +22,7 @@ from raytpu_ops.backends.gke.node_pools import (
     scene,
 )
 from raytpu_ops.backends.gke.pool_settings import NodePools
+from raytpu_ops.backends.gke.reconciling import refuse_strangers
 from raytpu_ops.backends.gke.record import LEASE, OWNER, RECORD
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.google.fields import is_zone, region_of
@@ -262,7 +263,9 @@ def test_somebody_elses_pool_is_neither_adopted_nor_deleted():
     """F03."""
     theirs = pool(labels={"team": "b"})
     found = scene(wanted(), [theirs, BOTH[1]], [])
-    assert (found.strangers, found.doomed, found.absent) == ((theirs,), (), ())
+    assert (found.doomed, found.absent) == ((), ())
+    with pytest.raises(Misconfigured, match=f"node pool {NAMES[0]} exists and was not made for .*: delete it, or"):
+        refuse_strangers([theirs, BOTH[1]], NAMES, ME)
 
 
 @pytest.mark.parametrize(

@@ -373,6 +373,43 @@ async def test_a_backend_that_makes_no_pools_gives_those_of_a_lease_back(world: 
     assert world.left == {}
 
 
+@pytest.mark.parametrize("names", [{"workload_policy": "ours"}, {"cluster": f"{CLUSTER}-2"}], ids=["policy", "cluster"])
+async def test_what_the_reapers_connection_says_of_node_pools_is_none_of_the_leases(
+    world: World, names: dict[str, Any]
+):
+    """F09: it knows where the lease's pools are, and that a workload policy was made for them."""
+    world.google.add_cluster(f"{CLUSTER}-2")
+    backend = world.backend()
+    lease = await backend.acquire(await world.plan(backend, spec=SliceSpec.of("7x", "2x2x2")), ME)
+    reaper = world.backend(node_pools=names)
+    [found] = await reaper.list_leases()
+    assert found.place == lease.place
+
+    for _ in range(100):
+        if not (await reaper.release(found)).left:
+            break
+        await world.sleep(10)
+
+    assert world.left == {}
+    assert world.google.node_pools() == {}
+
+
+async def test_where_nobody_may_look_the_leases_pools_are_deleted_by_name(world: World, lease: SliceLease):
+    """F32: and the RayCluster stays until somebody has seen that they are gone."""
+    world.google.deny("container.clusters.get")
+
+    released = await world.backend().release(lease)
+    assert f"node pool {POOLS[1]} was told to go if it is there, and can't be looked at" in released.left
+    assert any("list node pools of cluster tpus: Required" in line for line in released.left)
+    await world.sleep(100)
+    await world.backend().release(lease)
+    assert list(world.left) == ["rayclusters", "secrets"]
+
+    world.google.allow()
+    await world.released(lease)
+    assert world.left == {}
+
+
 async def test_a_release_that_did_not_end_is_found_and_finished_by_who_knows_nothing_of_node_pools(world: World):
     """F09: the reaper's connection need not say what a DAG said."""
     lease = await world.granted()
