@@ -118,9 +118,8 @@ def queued_resource(project: str, step: Step, record: Record, settings: Settings
 
 def _valid_for(rung: AnyCapacity, record: Record, now: datetime) -> timedelta:
     """Google withdraws what nobody waits for any more: a request must not be granted days after its task died."""
-    if rung.kind == "queued":
-        return rung.valid_for
-    return max(record.until - now, _SHORTEST_WAIT)
+    left = max(record.until - now, _SHORTEST_WAIT)
+    return min(rung.valid_for, left) if rung.kind == "queued" else left
 
 
 def _tier(project: str, step: Step) -> Json:
