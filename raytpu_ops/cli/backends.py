@@ -93,7 +93,7 @@ class Where:
     :param namespace: gke: of the RayClusters; None for ``default``.
     :param conn_id: an Airflow connection that says the rest; None for the options alone.
     :param project: tpu_vm: its id; None for the credentials' own.
-    :param zones: tpu_vm: where slices may be.
+    :param zones: tpu_vm: where slices may be; none for the connection's. Leases are seen in all zones.
     """
 
     backend: str
@@ -154,8 +154,6 @@ class Where:
         if self.backend == "tpu_vm":
             from raytpu_ops.backends.google.access import DefaultAccess
 
-            if not self.zones:
-                raise InvalidSpec("--zone: backend 'tpu_vm' needs to know where; repeat it for several zones")
             return make_backend("tpu_vm", cloud=DefaultAccess(self.project), zones=list(self.zones))
         if self.backend == "gke":
             from raytpu_ops.backends.gke.access import KubeconfigAccess

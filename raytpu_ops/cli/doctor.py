@@ -153,12 +153,17 @@ def _cluster(
 
 
 def _google(conn_id: str | None, project: str | None, zones: Sequence[str]) -> tuple[CloudAccess, Sequence[str]]:
-    """Who asks Google, and where slices may be."""
+    """Who asks Google, and where slices may be.
+
+    :raises InvalidSpec: nobody says where.
+    """
     from raytpu_ops.backends.tpu_vm import TpuVmBackend
     from raytpu_ops.cli.backends import Where
 
     found = Where("tpu_vm", conn_id=conn_id, project=project, zones=zones).open()
     assert isinstance(found, TpuVmBackend), "that is what the name stands for"
+    if not found.settings.zones:
+        raise InvalidSpec("--zone: is missing, and no connection says where slices may be; repeat it for several zones")
     return found.cloud, found.settings.zones
 
 

@@ -98,7 +98,7 @@ class Tpu(Queue):
 
     def _zone(self, parent: str) -> frozenset[str] | None:
         zone = parent.split("/")[3] if parent.count("/") >= 3 else ""
-        if self.zones and zone not in self.zones:
+        if self.zones and zone not in self.zones and zone != "-":
             raise Refusal(
                 Code.PERMISSION_DENIED, f"Location {zone} is not found or access is unauthorized.", reason="forbidden"
             )
@@ -163,14 +163,26 @@ class Tpu(Queue):
 
     def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:
         self._zone(request.parent)
-        found = [one.resource for name, one in self.queued.items() if _within(name, request.parent)]
-        return tpu_v2.ListQueuedResourcesResponse(queued_resources=found)
+        found = [one.resource for name, one in self.queued.items() if self._listed(name, request.parent)]
+        return tpu_v2.ListQueuedResourcesResponse(queued_resources=found, unreachable=self._unreachable(request.parent))
 
     def _list_nodes(self, request: tpu_v2.ListNodesRequest) -> tpu_v2.ListNodesResponse:
         self._zone(request.parent)
         return tpu_v2.ListNodesResponse(
-            nodes=[node for name, node in self.nodes.items() if _within(name, request.parent)]
+            nodes=[node for name, node in self.nodes.items() if self._listed(name, request.parent)],
+            unreachable=self._unreachable(request.parent),
         )
+
+    def _listed(self, name: str, parent: str) -> bool:
+        """Whether something is in a zone; `-` for all zones of the project that answer."""
+        project, _, zone = parent.partition("/locations/")
+        if zone != "-":
+            return name.startswith(f"{parent}/")
+        return name.startswith(f"{project}/locations/") and name.split("/")[3] not in self.away
+
+    def _unreachable(self, parent: str) -> list[str]:
+        project, _, zone = parent.partition("/locations/")
+        return [f"{project}/locations/{one}" for one in sorted(self.away)] if zone == "-" else []
 
     def _delete_node(self, request: tpu_v2.DeleteNodeRequest) -> operations_pb2.Operation:
         node = self._node(request.name)
@@ -245,12 +257,6 @@ class Tpu(Queue):
         if request.name not in self.operations:
             raise refusals.not_found(request.name)
         return self.operations[request.name]
-
-
-def _within(name: str, parent: str) -> bool:
-    """Whether something is in a zone; `-` for all zones of the project."""
-    project, _, zone = parent.partition("/locations/")
-    return name.startswith(f"{project}/locations/" if zone == "-" else f"{parent}/")
 
 
 def _pick(found: list[Any], name: str) -> Any:

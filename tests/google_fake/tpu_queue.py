@@ -96,6 +96,8 @@ class Queue:
         self.watchers: list[NodeWatcher] = []
         #: Zones that there are, and accelerator types that each of them has; None for all.
         self.zones: dict[str, frozenset[str] | None] = {}
+        #: Zones that do not answer where all of them are asked.
+        self.away: set[str] = set()
         #: Queued resources that were ever made, full names, in order.
         self.made: list[str] = []
         #: Node -> worker -> guest attributes.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 Json = dict[str, Any]
+#: Takes the locations that did not answer when all were asked; it raises where they are needed.
+Unheard = Callable[[Sequence[str]], None]
 
 
 class GoogleApis:
@@ -130,19 +132,30 @@ class GoogleApis:
                 return None
             raise
 
-    async def ask_all(self, asked: str, method: Callable[..., Awaitable[Any]], items: str, **fields: Any) -> list[Any]:
+    async def ask_all(
+        self,
+        asked: str,
+        method: Callable[..., Awaitable[Any]],
+        items: str,
+        *,
+        unheard: Unheard | None = None,
+        **fields: Any,
+    ) -> list[Any]:
         """All pages of a list.
 
         :param items: the field of a page that holds them: ``"nodes"``.
-        :raises RemoteUnavailable: also where Google lists only a part, because some place did not answer it.
+        :param unheard: takes the locations that did not answer Google, and the rest is listed.
+        :raises RemoteUnavailable: also where Google lists only a part, and nobody takes that.
         """
 
         async def read() -> list[Any]:
             found: list[Any] = []
             pager = await method(**fields, retry=None, timeout=self._timeout_s)
             async for page in pager.pages:
-                if getattr(page, "unreachable", None):
-                    raise RemoteUnavailable(f"Google, {asked}: no answer from {', '.join(page.unreachable)}")
+                if missing := getattr(page, "unreachable", None):
+                    if unheard is None:
+                        raise RemoteUnavailable(f"Google, {asked}: no answer from {', '.join(missing)}")
+                    unheard(missing)
                 found.extend(getattr(page, items))
             return found
 

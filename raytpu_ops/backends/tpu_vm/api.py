@@ -11,12 +11,14 @@ from types import TracebackType
 from typing import Any, Self
 
 from raytpu_ops.backends.google.access import CloudAccess
-from raytpu_ops.backends.google.clients import GoogleApis
+from raytpu_ops.backends.google.clients import GoogleApis, Unheard
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.startup import STATE
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.tpu.errors import Misconfigured
 
+#: The location that stands for all of them, in a list: Google then says which ones did not answer.
+EVERYWHERE = "-"
 #: So many nodes are asked for by name; more come with all nodes of the zone, in one answer.
 _ONE_BY_ONE = 4
 
@@ -59,12 +61,16 @@ class TpuApi:
         )
         return None if found is None else QueuedView.of(found)
 
-    async def queued_resources(self, zone: str) -> list[QueuedView]:
-        """All queued resources of a zone."""
+    async def queued_resources(self, zone: str, unheard: Unheard) -> list[QueuedView]:
+        """All queued resources of a zone, or :data:`EVERYWHERE`.
+
+        :param unheard: takes the locations that did not answer.
+        """
         found = await self.apis.ask_all(
             f"list queued resources in {zone}",
             self.apis.tpu.list_queued_resources,
             "queued_resources",
+            unheard=unheard,
             parent=self._parent(zone),
         )
         return [QueuedView.of(one) for one in found]
@@ -95,10 +101,13 @@ class TpuApi:
             if there is not None and there.meaning is not Meaning.GOING:
                 raise  # else somebody else told it to go in the same moment
 
-    async def nodes(self, zone: str) -> list[NodeView]:
-        """All nodes of a zone."""
+    async def nodes(self, zone: str, unheard: Unheard | None = None) -> list[NodeView]:
+        """All nodes of a zone, or :data:`EVERYWHERE`.
+
+        :param unheard: takes the locations that did not answer; None makes that an error.
+        """
         found = await self.apis.ask_all(
-            f"list nodes in {zone}", self.apis.tpu.list_nodes, "nodes", parent=self._parent(zone)
+            f"list nodes in {zone}", self.apis.tpu.list_nodes, "nodes", unheard=unheard, parent=self._parent(zone)
         )
         return [NodeView.of(one) for one in found]
 

@@ -5,8 +5,8 @@ resource: its name follows from the owner, its nodes' metadata hold the rest, Ra
 read the metadata of TPU VMs in the project (``tpu.nodes.get``), or runs something
 on the VMs, can read the token; it is in no label, log, XCom or argument.
 
-Not here: requests (``request.py``), the way up (``granting.py``) and down (``giving_back.py``), what the answers
-mean (``states.py``, ``health.py``).
+Not here: requests (``request.py``), the way up (``granting.py``) and down (``giving_back.py``), how leases are found
+(``finding.py``), what the answers mean (``states.py``, ``health.py``).
 """
 
 from __future__ import annotations
@@ -23,17 +23,18 @@ from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess
 from raytpu_ops.backends.google.preflight import preflight
 from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
+from raytpu_ops.backends.tpu_vm.finding import found
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
-from raytpu_ops.backends.tpu_vm.granting import ANSWER_WITHIN, Granting
+from raytpu_ops.backends.tpu_vm.granting import ANSWER_WITHIN, FOLLOWED_WITHIN, Granting
 from raytpu_ops.backends.tpu_vm.health import Seen, judged, taken
 from raytpu_ops.backends.tpu_vm.leases import lease_of, zones_of
-from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
-from raytpu_ops.backends.tpu_vm.record import Record
+from raytpu_ops.backends.tpu_vm.objects import QueuedView, unread
 from raytpu_ops.backends.tpu_vm.settings import Settings
+from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.ray.credentials import FetchedToken, check_token
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
-from raytpu_ops.tpu.errors import InvalidSpec, Preempted, RayTpuError, RemoteUnavailable
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, Preempted, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
@@ -55,7 +56,8 @@ class TpuVmBackend:
     """Grants slices as Cloud TPU VMs.
 
     :param cloud: who asks Google; default what this machine or pod is to Google.
-    :param ray_token: the token of the Ray head that ``ray_head`` names; default: a new one for each lease.
+    :param ray_token: the token of the Ray head that ``ray_head`` names, and not used without one; default: a new one
+        for each lease.
     :param clock: the time, UTC.
     :param sleep: takes seconds, between two tries.
     :param options: see :class:`~raytpu_ops.backends.tpu_vm.settings.Settings`.
@@ -78,13 +80,6 @@ class TpuVmBackend:
         self.settings = Settings.of(options)
         self.cloud = cloud if cloud is not None else DefaultAccess()
         self._ray_token = check_token(ray_token) if ray_token else None
-        if self._ray_token and not self.settings.ray_head:
-            raise InvalidSpec("ray_token: is for a Ray head of one's own, and ray_head is not set: leave it out")
-        if self.settings.ray_head and not self._ray_token:
-            raise InvalidSpec(
-                "ray_token: is missing: the VMs join ray_head with its token; put it into the extra of the ray_tpu "
-                "connection as 'ray_token', which Airflow masks"
-            )
         self.patience = Patience(ANSWER_WITHIN)
         self._clock, self._sleep = clock, sleep
         self._tokens: dict[tuple[str, datetime], FetchedToken] = {}
@@ -101,9 +96,10 @@ class TpuVmBackend:
     async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
         """Check the spec and the ladder against what Cloud TPU has, and what Google tells about the project.
 
-        :raises InvalidSpec: a generation, shape or kind of capacity that it does not have.
+        :raises InvalidSpec: a generation, shape or kind of capacity that it does not have; or an option is missing.
         :raises Misconfigured: rights, the API, or all zones lack what is needed; or nobody says who asks.
         """
+        self._check_enough()
         request.check(spec)
         for number, rung in enumerate(ladder):
             request.check_rung(rung, f"capacity[{number}]")
@@ -140,14 +136,26 @@ class TpuVmBackend:
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
         """Climb the ladder until Google has granted all slices; :meth:`observe` tells when Ray is up on them.
 
+        :raises InvalidSpec: an option is missing.
         :raises CapacityUnavailable: no rung had the chips in any zone.
         :raises Misconfigured: Google refuses for good, or something else has the name.
         :raises DeadlineExceeded: Google was away, or something could not be deleted in time.
         """
-        return await self._acquired(plan, owner, self.settings, say)
+        self._check_enough()
+        settings = self.settings
+        return await self._acquired(plan, owner, settings, self._ray_token if settings.ray_head else None, say)
+
+    def _check_enough(self) -> None:
+        """Only whoever asks for slices needs all that belongs together; a lease is found and given back with less."""
+        self.settings.check_enough()
+        if self.settings.ray_head and not self._ray_token:
+            raise InvalidSpec(
+                "ray_token: is missing: the VMs join ray_head with its token; put it into the extra of the ray_tpu "
+                "connection as 'ray_token', which Airflow masks"
+            )
 
     async def _acquired(
-        self, plan: Plan, owner: Owner, settings: Settings, say: Say, *, anew: bool = False
+        self, plan: Plan, owner: Owner, settings: Settings, token: str | None, say: Say, *, anew: bool = False
     ) -> SliceLease:
         async with self._api() as api:
             granting = Granting(
@@ -155,7 +163,7 @@ class TpuVmBackend:
                 plan,
                 owner,
                 settings,
-                token=self._ray_token,
+                token=token,
                 anew=anew,
                 clock=self._clock,
                 sleep=self._sleep,
@@ -164,48 +172,30 @@ class TpuVmBackend:
             granted = await granting.run()
         assert granted.queued.record is not None, "it was checked to be ours"
         self._looked.pop(granted.queued.id, None)
-        return self._lease(granted.queued, granted.queued.record, granted.nodes)
+        return lease_of(granted.queued, granted.queued.record, granted.nodes, who=self.cloud.selectors)
 
     async def find(self, owner: Owner) -> SliceLease | None:
-        """The owner's lease, whether it is granted yet or not; None where there is none."""
-        found = await self._waiting(f"lease {naming.lease_id(owner)}", lambda: self._found(owner))
-        return found[0] if found else None
+        """The owner's lease, whether it is granted yet or not; None where there is none.
 
-    async def _found(self, owner: Owner | None = None) -> list[SliceLease]:
-        """Leases in all zones; of nodes whose queued resource is gone too, because those bill."""
-        leases: dict[str, SliceLease] = {}
+        :raises Misconfigured: there is one, and it can't be read.
+        """
+        leases = await self._waiting(f"lease {naming.lease_id(owner)}", lambda: self._found(owner))
+        return leases[0] if leases else None
+
+    async def _found(self, owner: Owner | None = None, say: Say = silent) -> list[SliceLease]:
         async with self._api() as api:
-            for zone in self.settings.zones:
-                nodes = [node for node in await api.nodes(zone) if node.record is not None]
-                for view in await self._queued(api, zone, owner):
-                    # A copy that somebody made of one carries its record, but has a name of its own.
-                    if view.record is not None and view.id == naming.lease_id(view.record.owner):
-                        leases[view.id] = self._lease(
-                            view, view.record, [one for one in nodes if one.queued == view.id]
-                        )
-                for node in nodes:
-                    assert node.record is not None
-                    name = naming.lease_id(node.record.owner)
-                    if name not in leases and owner in (None, node.record.owner):
-                        leases[name] = self._lease(None, node.record, [node])
-        return list(leases.values())
-
-    async def _queued(self, api: TpuApi, zone: str, owner: Owner | None) -> list[QueuedView]:
-        if owner is None:
-            return await api.queued_resources(zone)
-        view = await api.queued_resource(zone, naming.lease_id(owner))
-        return [view] if view is not None and view.record is not None and view.record.owner == owner else []
+            return await found(api, self.settings.zones, owner, who=self.cloud.selectors, say=say)
 
     async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
-        """Leases in the zones.
+        """Leases in all zones of the project, whichever the options name.
 
-        :param say: is told nothing.
+        :param say: takes a line for what is ours and can't be read, and for zones of the options that do not answer.
         :param labels: narrow by ``dag_id``, ``run_id``, ``task_id``.
         :raises InvalidSpec: for any other label.
         """
         check_narrowing(labels)
-        found = await self._waiting(f"leases in {', '.join(self.settings.zones)}", self._found)
-        return [one for one in found if belongs(one, labels)]
+        leases = await self._waiting("leases of TPU VMs", lambda: self._found(say=say))
+        return [one for one in leases if belongs(one, labels)]
 
     async def observe(self, lease: SliceLease) -> Readiness:
         """What Google and Ray say of the lease."""
@@ -230,9 +220,8 @@ class TpuVmBackend:
             return seen
         async with self._api() as api:
             view = await self._view(api, lease)
-            if view is None:
-                return Seen(None)
-            seen = Seen(view, {node.id: node for node in await api.nodes_of(view)})
+            nodes = await api.nodes_of(view) if view is not None else []
+            seen = Seen(view, {node.id: node for node in nodes})
         self._looked[lease.id] = (self._clock(), seen)
         return seen
 
@@ -284,43 +273,52 @@ class TpuVmBackend:
         :raises CapacityUnavailable: Google has no other slices.
         :raises Preempted: the lease is gone as a whole, or Ray did not come back within :data:`BACK_WITHIN`.
         """
+        until = self._clock() + BACK_WITHIN
+        gone: datetime | None = None
 
-        async def look() -> tuple[str, Readiness]:
+        async def look() -> tuple[Readiness, Seen]:
             report = await self.observe(lease)
-            _, seen = self._looked.get(lease.id, (None, Seen(None)))
-            return taken(lease, seen), report
+            return report, self._looked.get(lease.id, (None, Seen(None)))[1]
 
-        def judge(looked: tuple[str, Readiness]) -> Pending | Done[bool]:
-            why, report = looked
-            if report.fatal:
+        def judge(looked: tuple[Readiness, Seen]) -> Pending | Done[QueuedView | None]:
+            nonlocal gone
+            report, seen = looked
+            queued, now = seen.queued, self._clock()
+            if report.fatal and (queued is None or queued.meaning is Meaning.GOING):
+                # Another task that repairs deletes what is left before it asks anew.
+                gone = (gone or now) if queued is None else None
+                if now < (until if gone is None else gone + FOLLOWED_WITHIN):
+                    return Pending(report.fatal)
                 raise Preempted(
                     f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one."
                 )
-            if why or not report.broken:
-                return Done(bool(why))
-            if self._clock() >= until:
+            if report.fatal or taken(lease, seen):
+                return Done(queued)  # also one that failed, which another task was climbing with
+            if not report.broken:
+                return Done(None)
+            if now >= until:
                 raise Preempted(f"lease {lease.id}: Ray did not come back on its VMs: {report.describe()}")
             return Pending(report.describe())
 
-        until = self._clock() + BACK_WITHIN
         decider = Wait(f"lease {lease.id}", judge, deadline=None, on_progress=say, clock=self._clock)
-        anew = await wait_async(look, decider, sleep=self._sleep)
-        return await self._granted_anew(lease, say) if anew else lease
+        lost = await wait_async(look, decider, sleep=self._sleep)
+        return lease if lost is None else await self._granted_anew(lease, lost, say)
 
-    async def _granted_anew(self, lease: SliceLease, say: Say) -> SliceLease:
-        async def look() -> QueuedView | None:
-            async with self._api() as api:
-                return await self._view(api, lease)
-
-        view = await self._waiting(f"lease {lease.id}", look)
-        if view is None or view.record is None:
-            raise Preempted(
-                f"lease {lease.id} was released meanwhile. Clear the task that provisioned it to get a new one."
-            )
-        record = view.record
-        plan = Plan(backend=self.name, spec=record.spec, ladder=record.ladder, lease_for=record.lease_for)
+    async def _granted_anew(self, lease: SliceLease, lost: QueuedView, say: Say) -> SliceLease:
+        record = lost.record
+        if record is None:
+            raise Misconfigured(unread(lost))
+        plan = Plan(
+            backend=self.name,
+            spec=record.spec,
+            ladder=record.ladder,
+            lease_for=record.lease_for,
+            deadlines=record.deadlines,
+        )
         # The options of the task that provisioned it: this task knows only how to find it.
-        granted = await self._acquired(plan, lease.owner, Settings.of(record.settings), say, anew=True)
+        settings = Settings.of(record.settings)
+        token = (self._ray_token or lost.token) if settings.ray_head else None
+        granted = await self._acquired(plan, lease.owner, settings, token, say, anew=True)
         return granted.model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:
@@ -356,9 +354,6 @@ class TpuVmBackend:
     def serve_credentials(self, lease: SliceLease) -> Credentials | None:
         """None: Serve lets everybody in who reaches the head's address."""
         return None
-
-    def _lease(self, view: QueuedView | None, record: Record, nodes: Sequence[NodeView]) -> SliceLease:
-        return lease_of(view, record, nodes, place={**self.settings.in_place(), **self.cloud.selectors})
 
     def _api(self) -> TpuApi:
         return TpuApi(self.cloud)

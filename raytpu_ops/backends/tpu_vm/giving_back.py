@@ -6,11 +6,13 @@ the money is in the nodes, so they are told to go also where the queued resource
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Collection
 from dataclasses import dataclass, field
+from datetime import datetime
 from typing import TypeVar
 
 from raytpu_ops.backends.tpu_vm.api import TpuApi
+from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.record import OWNER
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.tpu.errors import RayTpuError, RemoteUnavailable
@@ -23,11 +25,13 @@ Answer = TypeVar("Answer")
 class GivingBack:
     """What one look at one zone or several found.
 
+    :param only: when those were begun that are meant; None means all of the owner's.
     :param removed: what was told to go.
     :param left: what is still there, and why.
     :param errors: what could not be done or seen; also among ``left``.
     """
 
+    only: Collection[datetime] | None = None
     removed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     errors: list[RayTpuError] = field(default_factory=list)
@@ -61,7 +65,7 @@ class GivingBack:
             if ours:
                 await api.delete(zone, name)
             raise
-        if view is None or view.owner != owner.digest:
+        if view is None or not self._meant(view, owner):
             return False
         if view.meaning is not Meaning.GOING:
             await api.delete(zone, name)
@@ -71,9 +75,14 @@ class GivingBack:
 
     async def _nodes(self, api: TpuApi, zone: str, owner: Owner, going: bool) -> None:
         for node in await api.nodes(zone):
-            if node.owner != owner.digest:
+            if not self._meant(node, owner):
                 continue
             if node.meaning is not Meaning.GOING and not going:
                 await api.delete_node(zone, node.id)
                 self.removed.append(str(node))
             self.left.append(f"{node} is {node.state}")
+
+    def _meant(self, found: QueuedView | NodeView, owner: Owner) -> bool:
+        if found.owner != owner.digest or self.only is None:
+            return found.owner == owner.digest
+        return found.record is not None and found.record.climb.begun in self.only

@@ -2,6 +2,11 @@
 
 There is one name for the queued resource of an owner, so a zone never holds two; a step that failed is deleted
 and seen gone before the next one is asked for, so two zones don't either. All state is on the queued resource.
+
+Two tasks may climb for one owner at once (two that repair, a process that should be dead and its retry). Whoever sees
+a request fail deletes it and asks for the next one, under the name that both know. Whoever sees it go without having
+seen why follows what is asked for in its place, and takes it for released where nothing is. A climb deletes only
+what it asked for or followed, told by the moment in which that was begun, never what came after it.
 Not here: what is asked for (``request.py``) and how it is given back (``giving_back.py``).
 """
 
@@ -20,7 +25,7 @@ from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
 from raytpu_ops.backends.tpu_vm.health import lost
-from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
+from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView, unread
 from raytpu_ops.backends.tpu_vm.record import OWNER, Record, asked_with, digest
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.backends.tpu_vm.states import Meaning
@@ -36,6 +41,8 @@ Answer = TypeVar("Answer")
 POLL_S = 10.0
 #: How long Google may be away before the first look is given up.
 ANSWER_WITHIN = timedelta(minutes=5)
+#: How long after something was deleted by another hand it may take until the next one is asked for in its place.
+FOLLOWED_WITHIN = timedelta(minutes=2)
 
 
 class Granted(NamedTuple):
@@ -49,6 +56,13 @@ class Granted(NamedTuple):
     nodes: Sequence[NodeView]
 
 
+Found = tuple[QueuedView, Sequence[NodeView]]
+
+
+class _Overtaken(Exception):
+    """What is waited for goes, or something else of the owner stands: another hand was quicker."""
+
+
 class Granting:
     """One acquisition.
 
@@ -56,8 +70,8 @@ class Granting:
     :param plan: what is wanted.
     :param owner: for whom.
     :param settings: the backend's options.
-    :param anew: in the place of what Google took back; where nothing is there, or it is being deleted, somebody
-        gives it back, and nothing is asked for.
+    :param anew: in the place of what Google took back; where nothing stands any more, it was given back, and nothing
+        is asked for.
     :param token: of a Ray head of the user's own; None makes a new one.
     :param clock: the time, UTC.
     :param sleep: takes seconds, between two looks.
@@ -84,6 +98,8 @@ class Granting:
         self._steps = ladder.steps(plan, settings.zones)
         #: Zones in which a create of ours was answered: what has our name there is ours.
         self._made: set[str] = set()
+        #: When the requests were begun that this one asked for or followed: all that it may delete.
+        self._mine: set[datetime] = set()
 
     async def run(self) -> Granted:
         """Adopt or climb until something is granted; rolls back where nothing is.
@@ -91,7 +107,7 @@ class Granting:
         :raises CapacityUnavailable: no rung had the chips in any zone.
         :raises Misconfigured: Google refuses for good, or something else has the name.
         """
-        found = await self._found()
+        found = await self._found(follow=self._anew)
         try:
             return await self._climb(found)
         except RayTpuError as error:
@@ -101,46 +117,58 @@ class Granting:
 
     # Before anything is made
 
-    async def _found(self) -> tuple[QueuedView, Sequence[NodeView]] | None:
-        """What the owner has already, with its nodes; None where that is nothing. Nothing is touched."""
+    async def _views(self, zones: Sequence[str]) -> list[QueuedView]:
+        """What has our name in the zones, all of it the owner's."""
+        views = [await self._api.queued_resource(zone, self._name) for zone in zones]
+        found = [view for view in views if view is not None]
+        for view in found:
+            self._check_ours(view)
+        return found
 
-        async def look() -> list[tuple[QueuedView, Sequence[NodeView]]]:
-            views = [await self._api.queued_resource(zone, self._name) for zone in self._settings.zones]
-            return [(view, await self._api.nodes_of(view)) for view in views if view is not None]
+    async def _found(self, *, follow: bool) -> list[Found]:
+        """What the owner has, with its nodes, the furthest up the ladder first. Nothing is touched.
 
-        def judge(
-            found: list[tuple[QueuedView, Sequence[NodeView]]],
-        ) -> Pending | Done[tuple[QueuedView, Sequence[NodeView]] | None]:
-            for view, _ in found:
-                self._check_ours(view)
+        :param follow: something was there; where nothing comes in its place, it was released.
+        :raises Preempted: it was.
+        """
+        begun = self._clock()
+        gone: datetime | None = None
+
+        async def look() -> list[Found]:
+            return [(view, await self._api.nodes_of(view)) for view in await self._views(self._settings.zones)]
+
+        def judge(found: list[Found]) -> Pending | Done[list[Found]]:
+            nonlocal gone
             going = [str(view) for view, _ in found if view.meaning is Meaning.GOING]
-            if self._anew and (going or not found):
-                raise Preempted(
-                    f"lease {self._name} was released while its slices were to be replaced. Clear the task that "
-                    "provisioned it to get a new one."
-                )
             if going:
                 decider.enter(Phase.RELEASING, self._plan.deadlines.at(Phase.RELEASING, begun))
                 return Pending(f"the one before is still being deleted: {', '.join(going)}")
-            return Done(max(found, key=_step_of, default=None))
+            if found or not follow:
+                return Done(sorted(found, key=_step_of, reverse=True))
+            if gone is None:
+                gone = self._clock()
+                decider.enter(Phase.PROVISIONING, gone + ANSWER_WITHIN)
+            if self._clock() >= gone + FOLLOWED_WITHIN:
+                raise Preempted(
+                    f"lease {self._name}: its queued resource was deleted by somebody else while it was waited for, "
+                    "and nobody asked for another one. Clear the task that provisioned it to ask again."
+                )
+            return Pending("it was deleted; another task may ask for it anew")
 
-        begun = self._clock()
         first = ladder.deadline(self._steps[0], Climb.start(begun), self._plan)
-        decider = self._wait(f"lease {self._name}", judge, min(begun + ANSWER_WITHIN, first), Phase.PROVISIONING)
+        deadline = begun + ANSWER_WITHIN if follow else min(begun + ANSWER_WITHIN, first)
+        decider = self._wait(f"lease {self._name}", judge, deadline, Phase.PROVISIONING)
         return await wait_async(look, decider, sleep=self._sleep)
 
     def _check_ours(self, view: QueuedView) -> None:
-        delete = f"gcloud compute tpus queued-resources delete {view.id} --zone {view.zone} --force"
         if view.owner != self._owner.digest:
             raise Misconfigured(
-                f"{view} exists and is not {self._owner.key}'s: delete it (`{delete}`) or rename the task"
+                f"{view} exists and is not {self._owner.key}'s: delete it (`{view.delete_by}`) or rename the task"
             )
         if view.meaning is Meaning.GOING:
             return
         if view.record is None:
-            raise Misconfigured(
-                f"{view} is {self._owner.key}'s, but somebody wrote over its record: delete it, by `{delete}`"
-            )
+            raise Misconfigured(unread(view))
         if view.record.digest != self._digest:
             raise Misconfigured(
                 f"{view} exists for {self._owner.key} with another spec, ladder or other options ({view.record.spec}): "
@@ -149,62 +177,75 @@ class Granting:
 
     # Up the ladder
 
-    async def _climb(self, found: tuple[QueuedView, Sequence[NodeView]] | None) -> Granted:
-        climb = Climb.start(self._clock()) if found is None else await self._adopted(*found)
+    async def _climb(self, found: Sequence[Found]) -> Granted:
+        climb, seen = await self._begun(found)
         while climb.step < len(self._steps):
             step = self._steps[climb.step]
             try:
-                return await self._granted(step, climb)
+                return await self._granted(step, climb, seen=seen)
+            except _Overtaken:
+                climb, seen = await self._begun(await self._found(follow=True))
             except RayTpuError as error:
                 if not ladder.is_refusal(error):
                     raise
                 self._say(f"{step} failed: {error}")
                 await self._removed(_zone(step))
-                climb = climb.failed(step, error, self._clock())
+                climb, seen = climb.failed(step, error, self._clock()), False
         raise ladder.exhausted(f"lease {self._name}", climb)
 
-    async def _adopted(self, view: QueuedView, nodes: Sequence[NodeView]) -> Climb:
-        """Where the climb goes on; one that was granted once and is lost is deleted, and it begins again (F12)."""
-        assert view.record is not None, "it was checked to be ours"
-        await self._twins_removed(view)
+    async def _begun(self, found: Sequence[Found]) -> tuple[Climb, bool]:
+        """Where the climb goes on, and whether its request stands already.
+
+        One that was granted once and is lost is deleted, and the climb begins again (F12).
+
+        :param found: the first one is followed; others are what two who climbed at once made, and go.
+        """
+        if not found:
+            return Climb.start(self._clock()), False
+        (view, nodes), *twins = found
+        for twin, _ in twins:
+            self._mine.add(_climb_of(twin).begun)
+            await self._removed(twin.zone)
+        climb = _climb_of(view)
+        self._mine.add(climb.begun)
         gone = [f"{view} is {view.state}"] if view.meaning is Meaning.LOST else lost(view, nodes)
         if not gone:
             self._say(f"Adopted {view}: it is {view.state}")
-            return view.record.climb
+            return climb, True
         self._say(f"{'; '.join(gone)}: Google took the slices back; deleting what is left, to begin again")
-        await self._removed(view.zone, only=view)
-        return Climb.start(self._clock())
+        await self._removed(view.zone)
+        return Climb.start(self._clock()), False
 
-    async def _twins_removed(self, found: QueuedView) -> None:
-        for zone in self._settings.zones:
-            if zone != found.zone:
-                await self._removed(zone)
+    async def _granted(self, step: Step, climb: Climb, *, seen: bool) -> Granted:
+        """Ask for a step, unless its request was seen standing already, and wait until it is granted.
 
-    async def _granted(self, step: Step, climb: Climb) -> Granted:
-        zone, seen_before = _zone(step), False
+        :raises _Overtaken: another hand deleted it, or asked for something else.
+        """
+        zone = _zone(step)
         first_seen: datetime | None = None
+        self._mine.add(climb.begun)
 
-        async def look() -> tuple[QueuedView, list[NodeView]] | None:
-            nonlocal seen_before
-            view = await self._api.queued_resource(zone, self._name)
-            if view is None:
-                if seen_before:
-                    raise Preempted(
-                        f"queued resource {self._name} in {zone} was deleted by somebody else while it was waited for; "
-                        "clear the task to ask again"
-                    )
-                await self._create(step, climb)
+        async def look() -> Found | None:
+            nonlocal seen
+            # Everywhere just before it is asked for and just after: of two who do so at once, one sees the other.
+            views = await self._views([zone] if seen else self._settings.zones)
+            standing = [view for view in views if view.meaning is not Meaning.GOING]
+            if not standing and not seen:
+                if not views:
+                    await self._create(step, climb)
                 return None
-            self._check_ours(view)
-            seen_before = True
+            if len(standing) != 1 or _climb_of(standing[0]).begun != climb.begun:
+                raise _Overtaken
+            [view] = standing
+            seen = True
             self._made.add(zone)
             up = view.meaning in (Meaning.COMING, Meaning.THERE)
             return view, await self._api.nodes_of(view) if up else []
 
-        def judge(seen: tuple[QueuedView, list[NodeView]] | None) -> Pending | Done[Granted]:
-            if seen is None:
+        def judge(found: Found | None) -> Pending | Done[Granted]:
+            if found is None:
                 return Pending(f"{step}: asked for")
-            view, nodes = seen
+            view, nodes = found
             verdict = judged(view, nodes)
             if isinstance(verdict, Pending):
                 if view.meaning in (Meaning.COMING, Meaning.THERE):
@@ -234,6 +275,7 @@ class Granting:
             settings=asked_with(settings),
             digest=self._digest,
             lease_for=self._plan.lease_for,
+            deadlines=self._plan.deadlines,
             until=ladder.deadline(step, climb, self._plan),
             dashboard=settings.dashboard_url,
             serve=settings.serve_url,
@@ -252,20 +294,15 @@ class Granting:
 
     # Back down
 
-    async def _removed(self, zone: str, *, only: QueuedView | None = None) -> None:
-        """Tell what the owner has in a zone to go, and wait until it is gone.
+    async def _removed(self, zone: str) -> None:
+        """Tell what was asked for or followed in a zone to go, and wait until it is gone.
 
-        :param only: the one to delete; where another task of the run has asked anew by now, that one stays.
         :raises DeadlineExceeded: it is still there.
         :raises Misconfigured: it may not be deleted, or not be looked at.
         """
 
         async def look() -> Pending | Done[None]:
-            back = GivingBack()
-            if only is not None:
-                there = await self._api.queued_resource(zone, self._name)
-                if there is not None and there.node_ids != only.node_ids:
-                    return Done(None)
+            back = GivingBack(only=self._mine)
             await back.look(self._api, zone, self._name, self._owner, ours=zone in self._made)
             if back.errors:
                 raise next((one for one in back.errors if not isinstance(one, RemoteUnavailable)), back.errors[0])
@@ -308,10 +345,10 @@ class Granting:
 def judged(view: QueuedView, nodes: Sequence[NodeView]) -> Pending | Done[Granted]:
     """What a queued resource that is waited for means.
 
+    :param view: nobody deletes it.
     :param nodes: those of its nodes that exist.
     :raises CapacityUnavailable: it is not granted, or was taken back before it was whole.
     :raises Misconfigured: it can never be granted.
-    :raises Preempted: somebody deletes it.
     """
     match view.meaning:
         case Meaning.REFUSED:
@@ -320,8 +357,6 @@ def judged(view: QueuedView, nodes: Sequence[NodeView]) -> Pending | Done[Grante
             raise error if isinstance(error, Misconfigured) else CapacityUnavailable(str(error or _no_reason(view)))
         case Meaning.LOST:
             raise CapacityUnavailable(f"{view} is {view.state}: Google took the slices back before they were whole")
-        case Meaning.GOING:
-            raise Preempted(f"{view} is being deleted by somebody else while it was waited for; clear the task")
         case Meaning.QUEUED | Meaning.UNKNOWN:
             return Pending(view.state)
     taken = [f"{node} is {node.words()}" for node in nodes if node.meaning in (Meaning.LOST, Meaning.GOING)]
@@ -337,9 +372,13 @@ def _no_reason(view: QueuedView) -> str:
     return f"{view} is {view.state}, and Google gives no reason"
 
 
-def _step_of(found: tuple[QueuedView, Sequence[NodeView]]) -> int:
-    view, _ = found
-    return view.record.climb.step if view.record is not None else -1
+def _climb_of(view: QueuedView) -> Climb:
+    assert view.record is not None, "it was checked to be ours"
+    return view.record.climb
+
+
+def _step_of(found: Found) -> int:
+    return _climb_of(found[0]).step
 
 
 def _zone(step: Step) -> str:

@@ -1,6 +1,6 @@
 """A queued resource and its nodes become the lease that tasks hand on.
 
-Pure. Not here: how they are fetched and changed (``backend.py``, ``granting.py``).
+Pure. Not here: how they are fetched and changed (``finding.py``, ``granting.py``).
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ CREATED = "queued resource"
 
 
 def lease_of(
-    view: QueuedView | None, record: Record, nodes: Sequence[NodeView], *, place: Mapping[str, str]
+    view: QueuedView | None, record: Record, nodes: Sequence[NodeView], *, who: Mapping[str, str]
 ) -> SliceLease:
     """The lease as its objects tell it; ungranted, it has no address yet and expires with its place in the queue.
 
     :param view: None where only nodes are left of it.
     :param nodes: those of its nodes that exist.
-    :param place: how it is found again.
+    :param who: acts at Google, as options.
     """
     name = naming.lease_id(record.owner)
     zone = view.zone if view is not None else nodes[0].zone
@@ -40,7 +40,8 @@ def lease_of(
         spec=record.spec,
         capacity=record.capacity,
         created={CREATED: [f"{zone}/{name}"], "slice": slices},
-        place=dict(place),
+        # Each an option, by which a later task finds it again.
+        place={"zones": ",".join(record.settings["zones"]), **who},
         ray=_endpoint(name, zone, record, next((node for node in nodes if node.id == slices[0]), None)),
         attempts=record.climb.tried,
         granted_at=begun,
@@ -49,8 +50,9 @@ def lease_of(
 
 
 def zones_of(lease: SliceLease) -> list[str]:
-    """Where the lease was granted."""
-    return [where.partition("/")[0] for where in lease.created.get(CREATED, [])]
+    """Where the lease was granted, and then where else it may be: one that is granted anew may be in another zone."""
+    granted = [where.partition("/")[0] for where in lease.created.get(CREATED, [])]
+    return [*granted, *filter(None, lease.place.get("zones", "").split(","))]
 
 
 def _granted_at(nodes: Iterable[NodeView]) -> datetime | None:

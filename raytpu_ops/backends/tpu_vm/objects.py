@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any
 
 from raytpu_ops.backends.tpu_vm import states
-from raytpu_ops.backends.tpu_vm.record import OWNER, TOKEN, Record, read_record
+from raytpu_ops.backends.tpu_vm.record import OWNER, RECORD, TOKEN, Record, read_record
 from raytpu_ops.backends.tpu_vm.states import Meaning
 
 
@@ -59,6 +59,11 @@ class QueuedView:
     def meaning(self) -> Meaning:
         """What its state means."""
         return states.queued_resource(self.state)
+
+    @property
+    def delete_by(self) -> str:
+        """The command with which a person deletes it, and its nodes."""
+        return f"gcloud compute tpus queued-resources delete {self.id} --zone {self.zone} --force"
 
     def __str__(self) -> str:
         return f"queued resource {self.id} in {self.zone}"
@@ -116,6 +121,11 @@ class NodeView:
         """What its state means."""
         return states.node(self.state)
 
+    @property
+    def delete_by(self) -> str:
+        """The command with which a person deletes it."""
+        return f"gcloud compute tpus tpu-vm delete {self.id} --zone {self.zone}"
+
     def words(self) -> str:
         """Its state for a message."""
         unwell = "" if self.health.startswith(("HEALTHY", "UNSPECIFIED")) else f", health {self.health}"
@@ -123,6 +133,15 @@ class NodeView:
 
     def __str__(self) -> str:
         return f"node {self.id} in {self.zone}"
+
+
+def unread(found: QueuedView | NodeView) -> str:
+    """What a person is told of something of ours whose record can't be read."""
+    return (
+        f"{found} has our label {OWNER}, and its metadata entry {RECORD!r} can't be read: somebody wrote over it, or a "
+        f"newer raytpu-ops wrote it, which this one does not understand. It bills until somebody deletes it, by "
+        f"`{found.delete_by}`"
+    )
 
 
 def _name(word: Any) -> str:

@@ -12,13 +12,14 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.ladder import Climb
 from raytpu_ops.backends.tpu_vm.settings import Settings
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.fields import Duration, Instant, PlainDict, Url, Word
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.problems import Checked
@@ -32,7 +33,7 @@ TOKEN = f"{naming.LABEL_PREFIX}token"
 OWNER = f"{naming.LABEL_PREFIX}owner"
 
 
-class Record(Checked, extra="ignore"):  # a newer version may have written it
+class Record(Checked):
     """A lease as its queued resource carries it.
 
     :param owner: whose it is.
@@ -43,6 +44,7 @@ class Record(Checked, extra="ignore"):  # a newer version may have written it
     :param settings: the options that it was asked for with.
     :param digest: of everything that was asked for.
     :param lease_for: how long the lease lasts from the moment in which it is granted.
+    :param deadlines: how long its phases may last, also for slices in the place of those that are lost.
     :param until: when waiting for this rung is over, UTC.
     :param dashboard: where Ray's dashboard is reached, where it is not the head's own address.
     :param serve: the same for Serve.
@@ -57,6 +59,7 @@ class Record(Checked, extra="ignore"):  # a newer version may have written it
     settings: PlainDict
     digest: Word
     lease_for: Duration
+    deadlines: Deadlines = Field(default_factory=Deadlines)
     until: Instant
     dashboard: Url | None = None
     serve: Url | None = None
@@ -66,7 +69,8 @@ class Record(Checked, extra="ignore"):  # a newer version may have written it
 def read_record(labels: Mapping[str, str], metadata: Mapping[str, str]) -> Record | None:
     """The record of a node or a node spec; None where somebody else made it, or wrote over it."""
     try:
-        record = Record.model_validate_json(metadata.get(RECORD, ""))
+        # A newer version may have written it.
+        record = Record.model_validate_json(metadata.get(RECORD, ""), extra="ignore")
     except ValidationError:
         return None
     return record if labels.get(OWNER) == record.owner.digest else None

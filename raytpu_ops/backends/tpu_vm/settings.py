@@ -6,8 +6,7 @@ Not here: who asks Google (``google/access.py``) and how the options become a re
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -54,6 +53,9 @@ AbsolutePath = Annotated[
 class Settings(Checked):
     """The options of the ``tpu_vm`` backend.
 
+    A connection may say some and a task others, so here each is checked by itself, and what belongs together where
+    slices are asked for, by :meth:`check_enough`.
+
     :param zones: where slices may be, in the order in which each rung is tried there; a list, or text with commas.
     :param runtime_version: the TPU software version of the VMs; default the one for the generation.
     :param network: the VPC network; default the project's ``default``.
@@ -81,7 +83,7 @@ class Settings(Checked):
     :raises InvalidSpec: one line: where, what is wrong, what would be right.
     """
 
-    zones: Zones
+    zones: Zones = Field(default_factory=list)
     runtime_version: Word | None = None
     network: Resource | None = None
     subnetwork: Resource | None = None
@@ -101,14 +103,25 @@ class Settings(Checked):
     price_per_chip_hour: PricePerChipHour | None = None
 
     @model_validator(mode="after")
-    def _fits_together(self) -> Self:
+    def _zones_once(self) -> Self:
         if len(set(self.zones)) < len(self.zones):
             raise InvalidSpec(f"zones: {', '.join(self.zones)} names a zone twice; each rung is tried once in each")
+        return self
+
+    def check_enough(self) -> None:
+        """Refuse options that do not suffice to ask for slices.
+
+        :raises InvalidSpec: one line: what is missing.
+        """
+        if not self.zones:
+            raise InvalidSpec(
+                "zones: is missing: backend 'tpu_vm' needs the zones in which slices may be, such as "
+                "zones=['us-central2-b'], in its options or in the connection's extra"
+            )
         if self.ray_head and not self.dashboard_url:
             raise InvalidSpec("dashboard_url: is missing: with ray_head nothing else says where that Ray is reached")
         if self.reach == "external" and not self.external_ip:
             raise InvalidSpec("reach: 'external' needs external_ip=True, which gives the VMs such an address")
-        return self
 
     @property
     def packages(self) -> list[str]:
@@ -121,13 +134,4 @@ class Settings(Checked):
 
         :raises InvalidSpec: one line: where, what is wrong, what would be right.
         """
-        if isinstance(options, Mapping) and not options.get("zones"):
-            raise InvalidSpec(
-                "zones: is missing: backend 'tpu_vm' needs the zones in which slices may be, such as "
-                "zones=['us-central2-b'], in its options or in the connection's extra"
-            )
         return read(cls, options, "backend 'tpu_vm'")
-
-    def in_place(self) -> dict[str, Any]:
-        """What a later task needs to find the lease again, as text; each is an option of this backend."""
-        return {"zones": ",".join(self.zones)}

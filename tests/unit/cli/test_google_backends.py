@@ -71,8 +71,21 @@ def test_a_connection_that_says_nothing_or_something_else_is_named(monkeypatch: 
         CliRunner().invoke(cli.app, ["leases", "--conn-id", "bare"], catch_exceptions=False)
 
 
-def test_options_alone_must_say_where() -> None:
-    with pytest.raises(InvalidSpec, match="--zone: backend 'tpu_vm' needs to know where"):
-        Where("tpu_vm").open()
-    backend = Where("tpu_vm", zones=["us-central2-b"], project="p").open()
+def test_options_alone_say_whose_leases_are_looked_for() -> None:
+    """F09: they are listed and given back wherever they are; only a doctor needs to know where to look."""
+    backend = Where("tpu_vm", project="p").open()
     assert backend.cloud.selectors == {"project_id": "p"}  # type: ignore[attr-defined]
+    with pytest.raises(InvalidSpec, match="--zone: is missing, and no connection says where"):
+        CliRunner().invoke(cli.app, ["doctor", "--backend", "tpu_vm", "--project", "p"], catch_exceptions=False)
+
+
+def test_a_connection_without_zones_is_enough_for_the_reaper(
+    google: GoogleFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F09: they are in the `backend_options` of a DAG."""
+    lease = granted(google)
+    extra = {"backend": "tpu_vm", "google_endpoints": google.endpoints}
+    monkeypatch.setenv("AIRFLOW_CONN_VMS", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+    words = ["leases", "--backend", "tpu_vm", "--conn-id", "vms", "--json"]
+    result = CliRunner().invoke(cli.app, words, catch_exceptions=False)
+    assert [row["id"] for row in json.loads(result.stdout)] == [lease.id]

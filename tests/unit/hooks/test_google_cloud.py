@@ -114,6 +114,17 @@ class TestTpuVms:
         assert cloud(hook).selectors == {"project_id": "q"}
         assert hook.backend.settings.zones == ["us-east5-b", "us-east5-c"]  # type: ignore[attr-defined]
 
+    def test_what_a_task_said_of_a_ray_head_is_not_needed_by_those_that_come_after(
+        self, provider: bool, connect: Connect
+    ) -> None:
+        """F43: the token is in the connection, the head in the DAG; the reaper has no lease's place either."""
+        connect("tpus", "ray_tpu", backend="tpu_vm", zones="us-central2-b", ray_token="the-users-own")
+        head = {"ray_head": "10.0.0.1:6379", "dashboard_url": "http://10.0.0.1:8265"}
+        granting = RayTpuHook("tpus", options=head).backend
+        assert granting.settings.ray_head == "10.0.0.1:6379"  # type: ignore[attr-defined]
+        assert RayTpuHook.for_lease(lease("tpus", "tpu_vm", {"zones": "us-east5-b"})).backend.name == "tpu_vm"
+        assert RayTpuHook("tpus").backend.name == "tpu_vm"
+
 
 class TestNodePools:
     def test_without_them_google_is_not_asked(self, connect: Connect) -> None:

@@ -94,7 +94,7 @@ async def test_one_that_google_does_not_show_yet_is_not_made_twice(google: Googl
     """F02, F03: what was made a moment ago may be there to those who make and not to those who look."""
 
     def just_made(call: Call) -> bool:
-        return bool(google.queued_resources())
+        return call.resource in google.queued_resources()
 
     google.faults.inject("GetQueuedResource", "NOT_FOUND", 2, when=just_made)
     await backend.acquire(planned(), ME)

@@ -31,7 +31,7 @@ RECORD = Record(
     capacity={"kind": "spot"},
     climb=Climb.start(BEGUN),
     ladder=[Spot()],
-    settings={},
+    settings={"zones": ["us-central2-b"]},
     digest="d",
     lease_for=timedelta(hours=1),
     until=BEGUN + timedelta(hours=4),
@@ -62,7 +62,7 @@ RAY = [ray_node(name, worker, head=name is NAMES[0] and worker == 0) for name in
 WHOLE = Seen(QUEUED, NODES, RAY)
 
 
-LEASE = lease_of(QUEUED, RECORD, list(NODES.values()), place={})
+LEASE = lease_of(QUEUED, RECORD, list(NODES.values()), who={})
 
 
 def report(seen: Seen) -> Readiness:

@@ -1,4 +1,6 @@
-"""Random lives of one owner's lease, with faults and crashes: nothing is left at the end, and never two at once.
+"""Random lives of one owner's lease, with faults, crashes and two tasks at once: nothing is left at the end.
+
+There are never two queued resources, but for a moment where two tasks that are not in step ask for one at once.
 
 Each sequence follows from its seed alone; one that fails is run again by
 `RAYTPU_SEED=… pytest tests/unit/tpu_vm/test_random.py`.
@@ -7,10 +9,11 @@ Each sequence follows from its seed alone; one that fails is run again by
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from datetime import timedelta
 
 import pytest
@@ -19,17 +22,21 @@ from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.backends.tpu_vm.record import OWNER
 from raytpu_ops.tpu.capacity import OnDemand, Queued, Reservation, Spot
 from raytpu_ops.tpu.errors import RayTpuError
+from raytpu_ops.tpu.lease import SliceLease
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.gate import Call
 from tests.google_fake.tpu_queue import Delays
-from tests.unit.tpu_vm.conftest import ME, ZONES, planned
+from tests.unit.tpu_vm.conftest import ME, ZONES, Together, planned
 
 #: Here; `tests/cluster/test_tpu_vm_lives.py` goes through five hundred.
 SEQUENCES = 25
 LADDERS = ([Spot()], [Reservation("a"), Spot()], [Queued(timedelta(hours=1)), OnDemand()])
 #: Errors that pass, errors that don't, and answers that are lost after the deed.
 TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
+#: Where Ray would be.
+NOBODY_LISTENS = "http://127.0.0.1:1"
+KINDS = ("acquire", "acquire", "crash", "crash", "twice", "twice", "repair", "release", "crash in release", "time")
 METHODS = ("GetQueuedResource", "CreateQueuedResource", "DeleteQueuedResource", "GetNode", "ListNodes", "tpu.*")
 
 
@@ -48,10 +55,16 @@ class Life:
         )
         self.log: list[str] = []
 
-    def backend(self) -> TpuVmBackend:
+        #: How many tasks work for the owner.
+        self.tasks = 1
+
+    def backend(self, together: Together | None = None) -> TpuVmBackend:
         """In a process of its own: it knows nothing of what was before."""
         clock = self.google.clock
-        return TpuVmBackend(FakeAccess(self.google), clock=clock.now, sleep=clock.sleep, zones=ZONES)
+        sleep = together.sleep if together else clock.sleep
+        return TpuVmBackend(
+            FakeAccess(self.google), clock=clock.now, sleep=sleep, zones=ZONES, dashboard_url=NOBODY_LISTENS
+        )
 
     def faults(self) -> None:
         """What goes wrong next, if anything."""
@@ -95,7 +108,7 @@ class Life:
 
     async def act(self) -> None:
         """One thing that a task, a person or Google does."""
-        kind = self.random.choice(("acquire", "acquire", "crash", "crash", "release", "crash in release", "time"))
+        kind = self.random.choice(KINDS)
         self.log.append(kind)
         backend = self.backend()
         try:
@@ -105,6 +118,11 @@ class Life:
                     assert await self.backend().find(ME) == lease
                 case "crash":
                     await self.killed_somewhere(lambda: backend.acquire(self.plan, ME))
+                case "repair":
+                    if (found := await backend.find(ME)) is not None:
+                        await backend.repair(found)
+                case "twice":
+                    await self.twice()
                 case "release":
                     if (found := await backend.find(ME)) is not None:
                         await backend.release(found)
@@ -115,6 +133,32 @@ class Life:
                     self.google.advance(self.random.choice((10, 60, 600, 7200)))
         except RayTpuError as error:
             self.log.append(f"  {type(error).__name__}: {error}")
+
+    async def twice(self) -> None:
+        """Two tasks at once, each acquires or repairs: what one of them gets is there, and is what the other gets."""
+        lease = await self.backend().find(ME)
+        together = Together(self.google)
+        ways: list[Callable[[], Awaitable[SliceLease]]] = []
+        for _ in range(2):
+            backend = self.backend(together)
+            if lease is not None and self.random.random() < 0.5:
+                ways.append(functools.partial(backend.repair, lease))
+            else:
+                ways.append(functools.partial(backend.acquire, self.plan, ME))
+        late = self.random.choice((0, 3, 10, 25, 60, 300))
+        self.tasks = 2
+        ends = await together.run((0, ways[0]), (late, ways[1]))
+        self.tasks = 1
+        for end in ends:
+            if isinstance(end, BaseException) and not isinstance(end, RayTpuError):
+                raise end
+            self.log.append(f"  {end}" if isinstance(end, BaseException) else f"  {end.created}")
+        # A repair that Google does not answer gives the lease back as it is.
+        got = [end for end in ends if isinstance(end, SliceLease) and end != lease]
+        if got:
+            assert len(self.google.queued_resources()) == 1
+        if len(got) == 2:
+            assert got[0] == got[1] == await self.backend().find(ME)
 
     async def end(self) -> None:
         """The reaper, with nothing going wrong any more."""
@@ -129,13 +173,13 @@ class Life:
         raise AssertionError(f"left: {self.google.queued_resources()}")
 
 
-def _watched(google: GoogleFake) -> list[str]:
-    """Moments at which the owner had two queued resources."""
+def _watched(google: GoogleFake, life: Life) -> list[str]:
+    """Moments at which the owner had two queued resources, while one task worked for it."""
     twice: list[str] = []
 
     def counts(call: Call) -> bool:
         labels = [one.tpu.node_spec[0].node.labels[OWNER] for one in google.queued_resources().values()]
-        if len(labels) > 1:
+        if len(labels) > life.tasks:
             twice.append(f"{call.method} at {call.at}: {len(labels)}")
         return False
 
@@ -151,7 +195,7 @@ async def live(google: GoogleFake, seed: int) -> None:
     """
     google.tpu.delays = Delays(accept=1, wait=1, queue=7, provision=15, delete=9, suspend=10)
     life = Life(google, seed)
-    twice = _watched(google)
+    twice = _watched(google, life)
     try:
         for _ in range(life.random.randint(3, 7)):
             life.faults()
