@@ -46,7 +46,7 @@ class Step(NamedTuple):
         return f"{self.rung.kind}{named}{where}"
 
 
-class Climb(Checked, extra="ignore"):  # a newer version may have written it
+class Climb(Checked):
     """The state of a ladder.
 
     :param step: number of the step that is being tried.

@@ -37,7 +37,7 @@ LEASE = f"{naming.LABEL_PREFIX}lease"
 HOLD = "raytpu-ops/node-pools"
 
 
-class Pools(Checked, extra="ignore"):
+class Pools(Checked):
     """The node pools that are made for a lease.
 
     :param cluster: path of the GKE cluster that they are in.
@@ -58,7 +58,7 @@ class Pools(Checked, extra="ignore"):
     granted: Flag = False
 
 
-class Record(Checked, extra="ignore"):  # a newer version may have written it
+class Record(Checked):
     """A lease as its RayCluster carries it.
 
     :param owner: whose it is.
@@ -130,7 +130,7 @@ def parsed(text: str | None) -> Record | None:
     if text is None:
         return None
     try:
-        return Record.model_validate_json(text)
+        return Record.model_validate_json(text, extra="ignore")  # a newer version may have written it
     except ValidationError:
         return None
 

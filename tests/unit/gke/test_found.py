@@ -138,7 +138,9 @@ async def test_a_release_by_owner_fails_where_somebody_edited_the_record(
 async def test_a_record_that_a_newer_version_wrote_is_read(kube: FakeKube, backend: GkeBackend, lease: SliceLease):
     """Airflow's machines are upgraded one by one."""
     record = json.loads(of(kube)["metadata"]["annotations"][RECORD])
-    kube.change(RAY_CLUSTERS, NAME, annotations={RECORD: json.dumps({**record, "surplus": 1})})
+    for part in (record, record["spec"], record["deadlines"]):
+        part["surplus"] = 1
+    kube.change(RAY_CLUSTERS, NAME, annotations={RECORD: json.dumps(record)})
 
     assert await backend.list_leases() == [lease]
     assert await backend.find(ME) == lease
