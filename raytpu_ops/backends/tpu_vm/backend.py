@@ -276,24 +276,22 @@ class TpuVmBackend:
         until = self._clock() + BACK_WITHIN
         gone: datetime | None = None
 
-        async def look() -> tuple[Readiness, Seen]:
+        async def look() -> tuple[Readiness, Seen | None]:
             report = await self.observe(lease)
-            return report, self._looked.get(lease.id, (None, Seen(None)))[1]
+            return report, self._looked.get(lease.id, (None, None))[1]
 
-        def judge(looked: tuple[Readiness, Seen]) -> Pending | Done[QueuedView | None]:
+        def judge(looked: tuple[Readiness, Seen | None]) -> Pending | Done[QueuedView | None]:
             nonlocal gone
             report, seen = looked
-            queued, now = seen.queued, self._clock()
-            if report.fatal and (queued is None or queued.meaning is Meaning.GOING):
+            now = self._clock()
+            if seen is not None and (why := taken(lease, seen)):
+                if seen.queued is not None and seen.queued.meaning is not Meaning.GOING:
+                    return Done(seen.queued)
                 # Another task that repairs deletes what is left before it asks anew.
-                gone = (gone or now) if queued is None else None
+                gone = (gone or now) if seen.queued is None else None
                 if now < (until if gone is None else gone + FOLLOWED_WITHIN):
-                    return Pending(report.fatal)
-                raise Preempted(
-                    f"lease {lease.id}: {report.fatal}. Clear the task that provisioned it to get a new one."
-                )
-            if report.fatal or taken(lease, seen):
-                return Done(queued)  # also one that failed, which another task was climbing with
+                    return Pending(why)
+                raise Preempted(f"lease {lease.id}: {why}. Clear the task that provisioned it to get a new one.")
             if not report.broken:
                 return Done(None)
             if now >= until:

@@ -1,8 +1,9 @@
 """How whole a lease is, judged by all that Google and Ray say at one moment.
 
 A slice whose node is gone stays broken: a queued resource brings its nodes once, and Google replaces none of them
-alone. So all slices are broken with it, and a repair has them granted anew. A host whose VM is there and whose Ray is
-not is late: its startup script starts Ray again.
+alone. So all slices are broken with it, and a repair has them granted anew. They are broken, too, where the queued
+resource itself is gone, going or refused: another task may be replacing it just then, which a repair finds out. A host
+whose VM is there and whose Ray is not is late: its startup script starts Ray again.
 Pure. Not here: how any of it is fetched (``backend.py``).
 """
 
@@ -64,11 +65,8 @@ def judged(lease: SliceLease, seen: Seen) -> Readiness:
     """
     queued = seen.queued
     spec, slices = lease.spec, lease.created["slice"]
-    if queued is None:
-        return Readiness(fatal=f"queued resource {lease.id} does not exist any more")
-    if queued.meaning in (Meaning.REFUSED, Meaning.GOING):
-        return Readiness(fatal=f"{queued} is {queued.state}: {_why(queued)}")
-    if why := taken(lease, seen):
+    why = taken(lease, seen)
+    if queued is None or why:
         # All of them, for they come and go together, and Ray's head with them.
         broken = [SliceReport(name=one, hosts_wanted=spec.shape.hosts, broken=True) for one in slices]
         return Readiness(slices=broken, problems=[why])
@@ -97,10 +95,12 @@ def _why(queued: QueuedView) -> str:
 
 
 def taken(lease: SliceLease, seen: Seen) -> str:
-    """Why the slices that the lease names are Google's again, in words; empty where they are not, or all is gone."""
+    """Why the slices that the lease names are Google's again, in words; empty where they are not."""
     queued = seen.queued
     if queued is None:
-        return ""
+        return f"queued resource {lease.id} does not exist any more"
+    if queued.meaning in (Meaning.REFUSED, Meaning.GOING):
+        return f"{queued} is {queued.state}: {_why(queued)}"
     if list(queued.node_ids) != lease.created["slice"]:
         return f"{queued} was granted anew since, as {', '.join(queued.node_ids)}"
     if queued.meaning is Meaning.LOST:

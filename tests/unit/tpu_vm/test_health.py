@@ -81,13 +81,13 @@ def test_every_state_of_a_queued_resource_has_a_meaning(state: str):
     """F11."""
     assert states.queued_resource(state) is not Meaning.UNKNOWN
     found = report(replace(WHOLE, queued=replace(QUEUED, state=state)))
-    fatal, taken = state in ("FAILED", "DELETING"), state in ("SUSPENDING", "SUSPENDED")
-    assert (found.fatal is not None) == fatal
-    assert found.broken == (list(NAMES) if taken else [])
-    assert found.lost == (fatal or taken)
+    lost = state in ("FAILED", "DELETING", "SUSPENDING", "SUSPENDED")
+    assert found.fatal is None
+    assert found.broken == (list(NAMES) if lost else [])
+    assert found.lost == lost
     assert found.ready == (state == "ACTIVE")
-    if fatal:
-        assert state in str(found.fatal)
+    if lost:
+        assert state in found.describe()
         assert not found.stands
 
 
@@ -157,10 +157,11 @@ def test_a_slice_that_is_gone_takes_all_others_with_it(change: Callable[[], dict
     assert not found.stands
 
 
-def test_nothing_there_is_the_end_of_the_lease():
+def test_where_nothing_is_there_a_repair_may_find_what_comes_in_its_place():
     found = report(Seen(None))
-    assert found.fatal == f"queued resource {LEASE.id} does not exist any more"
+    assert f"queued resource {LEASE.id} does not exist any more" in found.describe()
     assert found.lost
+    assert (found.fatal, found.broken) == (None, list(NAMES))
 
 
 def test_slices_that_were_granted_anew_are_not_those_of_an_older_lease():

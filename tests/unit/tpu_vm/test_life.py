@@ -64,11 +64,13 @@ async def test_a_google_that_is_away_is_no_verdict(google: GoogleFake, make: Mak
     assert (await backend.observe(lease)).since == first
 
 
-async def test_a_lease_that_is_gone_is_fatal(google: GoogleFake, make: Make):
+async def test_a_lease_that_is_gone_is_lost(google: GoogleFake, make: Make):
     lease = await make().acquire(planned(), ME)
     await make().release(lease)
     google.advance(300)
-    assert "does not exist any more" in str((await make().observe(lease)).fatal)
+    report = await make().observe(lease)
+    assert report.lost
+    assert "does not exist any more" in report.describe()
 
 
 async def test_what_google_takes_back_is_asked_for_anew_by_a_repair(google: GoogleFake, make: Make):

@@ -13,6 +13,7 @@ from raytpu_ops.backends.tpu_vm.granting import FOLLOWED_WITHIN
 from raytpu_ops.tpu.capacity import OnDemand, Queued, Spot
 from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, Preempted
 from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.readiness import Readiness
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.unit.tpu_vm.conftest import ME, ZONES, Make, Together, full, nothing_left, planned
@@ -75,6 +76,20 @@ async def test_two_that_repair_at_once_end_on_the_same_slices(
     assert other == one
     assert one.created["slice"] != lease.created["slice"]
     assert len(google.queued_resources()) == 1
+
+
+@pytest.mark.parametrize("late", LATE)
+async def test_a_task_that_looks_while_another_one_repairs_is_told_to_repair_too(
+    google: GoogleFake, make: Make, together: Together, late: float
+):
+    """F12: what it ran on is lost, and not the lease: with a retry it goes on as the other one does."""
+    lease = await taken_back(google, make, ZONES)
+    google.faults.stockout(times=1)
+    backend, looking = make(sleep=together.sleep), make(sleep=together.sleep)
+    _, report = await together.run((0, lambda: backend.repair(lease)), (late, lambda: looking.observe(lease)))
+    assert isinstance(report, Readiness), report
+    assert report.lost
+    assert (report.fatal, report.broken) == (None, lease.created["slice"])
 
 
 @pytest.mark.parametrize("late", LATE)
