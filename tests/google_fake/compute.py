@@ -1,4 +1,4 @@
-"""Compute Engine, as far as slices need it: reservations, quotas of a region, workload policies, operations.
+"""Compute Engine, as far as slices need it: machine types, reservations, quotas, workload policies, operations.
 
 Not here: instances. Nodes of pools count against reservations that the pool names.
 """
@@ -71,6 +71,8 @@ class Compute:
         self.delay = 5.0
         #: `projects/P/zones/Z/reservations/N`.
         self.reservations: dict[str, Reservation] = {}
+        #: Machine types that a zone lacks, as `ZONE/TYPE`.
+        self.lacks: set[str] = set()
         #: Region -> metric -> limit and usage.
         self.quotas: dict[str, dict[str, tuple[float, float]]] = {}
         #: `projects/P/regions/R/resourcePolicies/N` -> as it is shown.
@@ -93,6 +95,9 @@ class Compute:
         return [
             get(f"{zone}/reservations", "reservations.list", f"{reservations}.list", self._list_reservations),
             get(f"{zone}/reservations/{{name}}", "reservations.get", f"{reservations}.get", self._get_reservation),
+            get(
+                f"{zone}/machineTypes/{{name}}", "machineTypes.get", "compute.machineTypes.get", self._get_machine_type
+            ),
             get(region, "regions.get", "compute.regions.get", self._get_region),
             get(f"{policies}/{{name}}", "resourcePolicies.get", "compute.resourcePolicies.get", self._get_policy),
             get(policies, "resourcePolicies.list", "compute.resourcePolicies.list", self._list_policies),
@@ -177,6 +182,11 @@ class Compute:
         found = [path.removeprefix(parent) for path in self.reservations if path.startswith(parent)]
         items = [self._get_reservation({**names, "name": name}, {}) for name in found]
         return {"kind": "compute#reservationList", **({"items": items} if items else {})}
+
+    def _get_machine_type(self, names: Mapping[str, str], body: Json) -> Json:
+        if f"{names['zone']}/{names['name']}" in self.lacks:
+            raise _missing(_path(names, "zones", "machineTypes"))
+        return {"kind": "compute#machineType", "name": names["name"], "zone": names["zone"]}
 
     def _get_region(self, names: Mapping[str, str], body: Json) -> Json:
         quotas = self.quotas.get(names["region"], {})

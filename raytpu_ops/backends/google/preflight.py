@@ -64,7 +64,7 @@ async def preflight(
         if isinstance(rung, Reservation)
     ]
     if runtime_version is None:
-        looks.append(_quota(apis, project, spec, ladder, zones))
+        looks += [_quota(apis, project, spec, ladder, zones), _machine_type(apis, project, spec, zones)]
     else:
         looks.append(_offered(apis, project, spec, zones, runtime_version))
     # All of them, even where one fails: a permission that is missing explains what the others say.
@@ -195,6 +195,29 @@ async def _quota(
     return notes
 
 
+async def _machine_type(apis: GoogleApis, project: str, spec: SliceSpec, zones: Sequence[str]) -> list[str]:
+    """What Compute Engine does not list for a zone, GKE makes no pools of there: "Invalid machine type … in zone"."""
+    what = f"machine type {spec.shape.machine_type}"
+    notes: list[str] = []
+    without: list[str] = []
+    for zone in zones:
+        path = f"projects/{project}/zones/{zone}/machineTypes/{spec.shape.machine_type}"
+        try:
+            found = await apis.compute_or_none(path, f"get {what} in {zone}")
+        except RayTpuError as error:
+            notes.append(f"{what} in {zone} was not checked: {error}")
+            continue
+        without += [zone] if found is None else []
+    return [*notes, *_lacking("Compute Engine", what, without, zones)]
+
+
+def _lacking(who: str, what: str, without: Sequence[str], zones: Sequence[str]) -> list[str]:
+    """One zone that has it is enough."""
+    if len(without) == len(zones):
+        raise Misconfigured(f"{who} has no {what} in {', '.join(without)}: name another zone")
+    return [f"{who} has no {what} in {zone}: it is tried in the other zones" for zone in without]
+
+
 async def _offered(
     apis: GoogleApis, project: str, spec: SliceSpec, zones: Sequence[str], runtime_version: str
 ) -> list[str]:
@@ -223,7 +246,5 @@ async def _offered(
                     notes.append(f"{what} in {zone} was not checked: {error}")
                 continue
             without += [zone] if found is None else []
-        if len(without) == len(zones):
-            raise Misconfigured(f"Cloud TPU has no {what} in {', '.join(without)}: name another zone")
-        notes += [f"Cloud TPU has no {what} in {zone}: it is tried in the other zones" for zone in without]
+        notes += _lacking("Cloud TPU", what, without, zones)
     return notes

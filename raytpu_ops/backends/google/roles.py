@@ -31,7 +31,7 @@ GKE = Role(
         "container.clusters.update",
         "container.operations.list",
     ),
-    ("compute.regions.get", "compute.reservations.get"),
+    ("compute.machineTypes.get", "compute.regions.get", "compute.reservations.get"),
 )
 #: Needed on top where TPU7x slices of several hosts get a workload policy of their own.
 WORKLOAD_POLICY = (

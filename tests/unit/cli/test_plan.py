@@ -176,6 +176,7 @@ class TestWithAConnection:
         found = notes("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm")
         assert "8 chips for at most 24 h are 192 chip-hours, 576.00 at 3 each" in found
         assert {call.method for call in google.calls} == {
+            "machineTypes.get",
             "reservations.get",
             "testIamPermissions",
             "GetAcceleratorType",

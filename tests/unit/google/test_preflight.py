@@ -86,7 +86,7 @@ class TestPermissions:
     async def test_a_far_side_that_does_not_answer_is_a_note(self, google: GoogleFake, apis: GoogleApis) -> None:
         google.faults.unavailable("*", None)
         notes = await gke(apis, Reservation("r"))
-        assert len(notes) == 4
+        assert len(notes) == 5
         assert all("not checked" in note for note in notes[1:])
 
 
@@ -165,6 +165,35 @@ class TestQuota:
     async def test_newer_generations_are_not_shown_there(self, google: GoogleFake, apis: GoogleApis) -> None:
         assert "quota of v6e was not checked" in (await gke(apis, spec=V6E))[1]
         assert google.asked("regions.get") == []
+
+
+class TestMachineType:
+    async def test_a_zone_that_lacks_it_is_a_note_and_none_that_has_it_is_refused(
+        self, google: GoogleFake, apis: GoogleApis
+    ) -> None:
+        google.compute.lacks.add("us-central2-a/ct4p-hightpu-4t")
+        notes = await gke(apis, zones=["us-central2-a", ZONE])
+        assert (
+            "Compute Engine has no machine type ct4p-hightpu-4t in us-central2-a: it is tried in the other zones"
+            in (notes)
+        )
+        google.compute.lacks.add(f"{ZONE}/ct4p-hightpu-4t")
+        with pytest.raises(
+            Misconfigured, match="no machine type ct4p-hightpu-4t in us-central2-a, us-central2-b: name"
+        ):
+            await gke(apis, zones=["us-central2-a", ZONE])
+
+    async def test_one_that_may_not_be_looked_at_is_a_note(self, google: GoogleFake, apis: GoogleApis) -> None:
+        google.deny("compute.machineTypes.get")
+        notes = await gke(apis)
+        assert "without compute.machineTypes.get less can be checked before slices are made" in notes
+        assert any(note.startswith(f"machine type ct4p-hightpu-4t in {ZONE} was not checked: Google") for note in notes)
+
+    async def test_a_far_side_that_fails_is_a_note(self, google: GoogleFake, apis: GoogleApis) -> None:
+        """F07: it is no absence."""
+        google.faults.internal("machineTypes.get")
+        notes = await gke(apis)
+        assert any(note.startswith(f"machine type ct4p-hightpu-4t in {ZONE} was not checked: Google") for note in notes)
 
 
 class TestZones:
