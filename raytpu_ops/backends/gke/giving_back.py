@@ -19,7 +19,7 @@ from raytpu_ops.backends.gke.node_pools import NodePoolView
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.reconciling import remove_policy
-from raytpu_ops.backends.gke.record import HOLD, owned_by
+from raytpu_ops.backends.gke.record import HOLD, owned_by, read_record
 from raytpu_ops.backends.google.fields import region_of
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError
 from raytpu_ops.tpu.lease import Owner
@@ -41,6 +41,8 @@ class GivingBack:
     clock: Callable[[], datetime]
     removed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
+    #: Pools that the RayCluster names: a lease in XCom knows of none that came in the place of lost ones.
+    pools: list[str] = field(default_factory=list)
     #: What is left because it was refused: asking again does not change that.
     refused: list[str] = field(default_factory=list)
 
@@ -83,7 +85,7 @@ class GivingBack:
         :return: whether Google has nothing of the lease any more.
         """
         before = len(self.left)
-        await self.tried(self._node_pools(google, names))
+        await self.tried(self._node_pools(google, [*dict.fromkeys([*names, *self.pools])]))
         if len(self.left) == before and policy is not None:
             for zone in {region_of(zone): zone for zone in zones}.values():
                 await self.tried(self._policy(google, policy, zone))
@@ -102,6 +104,8 @@ class GivingBack:
         there = await api.ray_cluster(self.lease)
         if there is None or not owned_by(there, self.owner):
             return  # ours is gone
+        if (record := read_record(there)) is not None and record.pools is not None:
+            self.pools = record.pools.names
         what, view = f"RayCluster {self.namespace}/{self.lease}", ClusterView.of(there)
         if view.deleting:
             self.left.append(f"{what} is being deleted; it is held by {held_by(view)}")

@@ -186,3 +186,16 @@ async def test_nothing_is_made_for_a_lease_that_is_given_back(world: World, leas
     assert released
     await world.released(lease)
     assert world.left == {}
+
+
+async def test_where_nobody_may_look_a_replacement_goes_as_well_for_a_task_that_does_not_know_it(
+    world: World, lease: SliceLease
+):
+    """F32: the RayCluster names it."""
+    broken(world, POOLS[1], "gone")
+    await world.backend().repair(lease)
+    world.google.deny("container.clusters.get")
+
+    await world.backend().release(lease)
+
+    assert {name: pool.status.name for name, pool in world.pools.items()} == {POOLS[0]: "STOPPING", AGAIN: "STOPPING"}
