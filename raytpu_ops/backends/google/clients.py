@@ -12,7 +12,7 @@ import asyncio
 import logging
 import os
 import ssl
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from functools import cached_property
 from importlib import import_module
 from pathlib import Path
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Json = dict[str, Any]
 #: Takes the locations that did not answer when all were asked; it raises where they are needed.
-Unheard = Callable[[Sequence[str]], None]
+Unheard = Callable[[Iterable[str]], None]
 
 
 class GoogleApis:

@@ -17,7 +17,8 @@ from raytpu_ops.backends.tpu_vm.startup import STATE
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.tpu.errors import Misconfigured
 
-#: The location that stands for all of them, in a list: Google then says which ones did not answer.
+#: The location that stands for all of them, in a list; Google then says in ``unreachable`` which ones did not answer.
+#: The reference does not name it: it is what ``gcloud compute tpus queued-resources list --zone=-`` sends.
 EVERYWHERE = "-"
 #: So many nodes are asked for by name; more come with all nodes of the zone, in one answer.
 _ONE_BY_ONE = 4
@@ -61,10 +62,10 @@ class TpuApi:
         )
         return None if found is None else QueuedView.of(found)
 
-    async def queued_resources(self, zone: str, unheard: Unheard) -> list[QueuedView]:
+    async def queued_resources(self, zone: str, unheard: Unheard | None = None) -> list[QueuedView]:
         """All queued resources of a zone, or :data:`EVERYWHERE`.
 
-        :param unheard: takes the locations that did not answer.
+        :param unheard: takes the locations that did not answer; None makes that an error.
         """
         found = await self.apis.ask_all(
             f"list queued resources in {zone}",

@@ -32,15 +32,11 @@ async def found(
     :param who: acts at Google, as options.
     :param say: takes a line for what is ours and can't be read, and for zones that are named and do not answer.
     :raises Misconfigured: the owner's can't be read.
+    :raises RemoteUnavailable: Google does not answer; for an owner, not for all zones.
     """
-
-    def unheard(locations: Sequence[str]) -> None:
-        """One that is away keeps no other from being seen."""
-        silent = {one.rpartition("/")[2] for one in locations}
-        for told, here in ((say, silent & set(zones)), (log.warning, silent - set(zones))):
-            if here:
-                told(f"Google does not answer for {', '.join(sorted(here))}: leases there are not seen")
-
+    away: set[str] = set()
+    # Of everybody's, one that is away keeps no other from being seen.
+    unheard = None if owner else away.update
     leases: dict[str, SliceLease] = {}
     for zone in (zones if owner else ()) or (EVERYWHERE,):
         nodes = await api.nodes(zone, unheard)
@@ -58,7 +54,14 @@ async def found(
             if node.record is not None and (name := naming.lease_id(node.record.owner)) not in leases:
                 leases[name] = lease_of(None, node.record, [node], who=who)
         _tell_unread([*views, *(node for node in nodes if (node.zone, node.queued) not in there)], owner, say)
+    _tell_away({one.rpartition("/")[2] for one in away}, set(zones), say)
     return [lease for lease in leases.values() if owner in (None, lease.owner)]
+
+
+def _tell_away(away: set[str], named: set[str], say: Say) -> None:
+    for tell, some in ((say, away & named), (log.warning, away - named)):
+        if some:
+            tell(f"Google does not answer for {', '.join(sorted(some))}: leases there are not seen")
 
 
 def _tell_unread(seen: Iterable[QueuedView | NodeView], owner: Owner | None, say: Say) -> None:

@@ -8,9 +8,10 @@ from datetime import timedelta
 import pytest
 from google.cloud import tpu_v2
 
+from raytpu_ops.backends.base import Patience
 from raytpu_ops.backends.tpu_vm.record import OWNER, RECORD
 from raytpu_ops.tpu.capacity import Queued, Spot
-from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, ZONES, Make, full, nothing_left, planned, until
@@ -69,7 +70,11 @@ async def test_a_zone_that_is_away_keeps_no_other_from_being_seen(
     assert f"Google does not answer for {OTHER}: leases there are not seen" in caplog.text
     told: list[str] = []
     assert await make(zones=ZONES).list_leases(told.append) == [lease]
-    assert set(told) == {f"Google does not answer for {OTHER}: leases there are not seen"}
+    assert told == [f"Google does not answer for {OTHER}: leases there are not seen"]
+    backend = make(zones=[])
+    backend.patience = Patience(timedelta(seconds=1))
+    with pytest.raises(DeadlineExceeded, match=f"no answer from .*{OTHER}"):
+        await backend.find(ME)
 
 
 async def test_what_cannot_be_read_is_told_and_found_by_nobody(google: GoogleFake, make: Make):
