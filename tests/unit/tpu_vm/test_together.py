@@ -5,6 +5,7 @@ Two tasks that repair after a preemption, a process that should be dead and its 
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 
 import pytest
@@ -16,7 +17,8 @@ from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
-from tests.unit.tpu_vm.conftest import ME, ZONES, Make, Together, full, nothing_left, planned
+from tests.google_fake.gate import Call
+from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, ZONES, Make, Together, full, nothing_left, planned, state
 
 #: Seconds by which the second one is late: in step, a look behind, while the first step goes, and when it is gone.
 LATE = (0, 3, 42, 55, 88, 95, 97, 104, 150)
@@ -90,6 +92,32 @@ async def test_a_task_that_looks_while_another_one_repairs_is_told_to_repair_too
     assert isinstance(report, Readiness), report
     assert report.lost
     assert (report.fatal, report.broken) == (None, lease.created["slice"])
+
+
+async def test_a_repair_goes_on_where_another_one_was_killed(google: GoogleFake, make: Make):
+    """F12, F39: what stands was refused, and whoever asked for it is dead; it is not the end of the lease."""
+    lease = await taken_back(google, make, ZONES)
+    google.faults.stockout(times=1)
+    loop = asyncio.get_running_loop()
+    killed = asyncio.ensure_future(make().repair(lease))
+
+    def dies(call: Call) -> bool:
+        if state(google) != "FAILED":
+            return False
+        loop.call_soon_threadsafe(killed.cancel)
+        return True
+
+    fault = google.faults.inject("DeleteQueuedResource", "UNAVAILABLE", None, when=dies)
+    await asyncio.wait([killed])
+    google.faults.answers.remove(fault)
+    assert killed.cancelled()
+    assert state(google) == "FAILED"
+
+    anew = await make().repair(lease)
+
+    assert anew.created["queued resource"] == [f"{OTHER}/{NAME}"]
+    assert len(anew.attempts) == 1
+    assert len(google.queued_resources()) == 1
 
 
 @pytest.mark.parametrize("late", LATE)
