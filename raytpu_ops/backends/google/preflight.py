@@ -239,11 +239,13 @@ async def _offered(
                 )
             except RayTpuError as error:
                 if is_nowhere(error):
-                    without.append(zone)
-                elif isinstance(error, Misconfigured) and not is_denied(error):
+                    raise Misconfigured(
+                        f"zones: Cloud TPU is not in {zone}, or not for this project: take it off the list, or check "
+                        f"its name: {error}"
+                    ) from error
+                if isinstance(error, Misconfigured) and not is_denied(error):
                     raise
-                else:
-                    notes.append(f"{what} in {zone} was not checked: {error}")
+                notes.append(f"{what} in {zone} was not checked: {error}")
                 continue
             without += [zone] if found is None else []
         notes += _lacking("Cloud TPU", what, without, zones)

@@ -50,6 +50,23 @@ async def test_used_up_quota_is_capacity(google: GoogleFake, backend: TpuVmBacke
     assert len(lease.attempts) == 1
 
 
+async def test_a_zone_without_the_accelerator_is_passed_over(google: GoogleFake, backend: TpuVmBackend):
+    # skypilot-org/skypilot#3840
+    words = f"the accelerator v4-16 was not found in zone {ZONE}"
+    google.faults.inject("CreateQueuedResource", Refusal(Code.INVALID_ARGUMENT, words), 1)
+    lease = await backend.acquire(planned([Reservation("team-a"), Spot()]), ME)
+    assert (lease.capacity["kind"], lease.created["queued resource"]) == ("reservation", [f"{OTHER}/{NAME}"])
+    assert [line.partition(": ")[0] for line in lease.attempts] == [f"reservation team-a in {ZONE}"]
+
+
+async def test_where_no_zone_has_the_accelerator_trying_later_does_not_help(google: GoogleFake, backend: TpuVmBackend):
+    words = "the accelerator v4-16 was not found in zone"
+    google.faults.inject("CreateQueuedResource", Refusal(Code.INVALID_ARGUMENT, words), None)
+    with pytest.raises(Misconfigured, match=r"no zone that is named has what is asked for, 2 of 2 .*Name other zones"):
+        await backend.acquire(planned([Spot()]), ME)
+    assert nothing_left(google)
+
+
 async def test_a_failed_one_is_deleted_at_once(google: GoogleFake, backend: TpuVmBackend):
     """F11: it bills quota for as long as it is there."""
     google.faults.stockout(times=1)
