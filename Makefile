@@ -40,8 +40,10 @@ ui: $(STAMP)  ## an Airflow with the example DAGs, up until Ctrl-C
 test: $(STAMP)  ## every test, real Ray and real Airflow too
 	@$(BIN)/python -m pytest -n 3 $(ARGS)
 
+# PARTS="--if-possible" builds no Kueue, and nothing where this machine can't.
+PARTS ?= --kueue
 testbed: $(STAMP)  ## build the Kubernetes that test-cluster starts; half an hour or more, once
-	@$(BIN)/python -m tests.testbed build --kueue
+	@$(BIN)/python -m tests.testbed build $(PARTS)
 
 # What only needs more time than `make test` should take, and Google's clients.
 test-google: $(GOOGLE)  ## Google's APIs and machines played: random lives, TPU VMs with real Ray
@@ -49,7 +51,7 @@ test-google: $(GOOGLE)  ## Google's APIs and machines played: random lives, TPU 
 
 # Another cluster that RAYTPU_TEST_KUBECONFIG names needs nothing built. Where nothing can be, tests are skipped by name.
 test-cluster: $(GOOGLE)  ## the same, and a whole Kubernetes with KubeRay and TPU nodes
-	@$(if $(RAYTPU_TEST_KUBECONFIG),,$(BIN)/python -m tests.testbed build --kueue --if-possible)
+	@$(if $(RAYTPU_TEST_KUBECONFIG),,$(BIN)/python -m tests.testbed build $(PARTS) --if-possible)
 	@$(BIN)/python -m pytest -n 2 tests/cluster $(GOOGLE_TESTS) $(ARGS)
 
 lint: $(STAMP)  ## style, format, types, and which layer may import which

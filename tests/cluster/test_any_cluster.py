@@ -19,7 +19,7 @@ from kubernetes import client
 from tests.cluster.manifests import ray_cluster
 from tests.testbed.faults import KubernetesFaults, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
 
 _READ_CLUSTERS = {"apiGroups": ["ray.io"], "resources": ["rayclusters"], "verbs": ["get", "list"]}
 

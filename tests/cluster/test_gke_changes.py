@@ -19,7 +19,7 @@ from tests.cluster.leases import V4
 from tests.testbed.faults import KubernetesFaults
 from tests.waiting import eventually_async
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
 
 RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
 NAME = "changes"

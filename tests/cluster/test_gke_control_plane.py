@@ -35,7 +35,7 @@ from tests.cluster.leases import V4, acquired, backend, owner
 from tests.testbed.client import Testbed
 from tests.testbed.faults import KubernetesFaults, wait_until
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
 RBAC = REPOSITORY / "deploy" / "gke" / "rbac.yaml"

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from tests.testbed.client import Testbed
     from tests.testbed.faults import KubernetesFaults
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "gke"
 RULES = next(one for one in yaml.safe_load_all((DEPLOY / "rbac.yaml").read_text()) if one["kind"] == "Role")["rules"]

@@ -68,7 +68,6 @@ def left(testbed: Testbed, google: GoogleFake, namespace: str) -> list[str]:
     return [*ours, *google.node_pools(), *nodes]
 
 
-@pytest.mark.long
 def test_the_pipeline_runs_from_no_node_to_a_served_model_and_back(slices: Testbed, google: GoogleFake) -> None:
     storage = slices.shared
     with slices.namespace("gke-node-pools") as namespace:
@@ -154,7 +153,6 @@ async def test_a_rung_without_chips_gives_way_to_the_next_and_leaves_nothing(
         eventually(lambda: left(slices, google, namespace) == [], f"nothing is left: {told}")
 
 
-@pytest.mark.long
 async def test_two_slices_are_queued_for_by_requests_of_their_own(slices: Testbed, google: GoogleFake) -> None:
     """A real API server takes requests, templates and hosts as they are made here; one that fails leaves nothing."""
     told: list[str] = []

@@ -29,7 +29,7 @@ from tests.waiting import eventually
 if why := zone.missing():
     pytest.skip(why, allow_module_level=True)
 
-pytestmark = [pytest.mark.cluster, pytest.mark.long, pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(1800)]
+pytestmark = [pytest.mark.cluster, pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(1800)]
 
 REPOSITORY = Path(__file__).parents[2]
 DAG = "tpu_train_and_serve"

@@ -25,6 +25,8 @@ GO = Path(__file__).parent / "go"
 #: One set of flags for all, or nothing is shared between the builds.
 FLAGS = ("-trimpath", "-mod=readonly", "-buildvcs=false")
 LDFLAGS = "-s -w"
+#: Of the machine, for two slices of two hosts with Ray and JAX on them beside an Airflow.
+MEMORY_GIB = 12
 #: Debian's packages, with a program or folder that shows that each is there.
 DEBIAN = {
     "runc": "/usr/sbin/runc",
@@ -170,12 +172,27 @@ def missing(*, nodes: bool, kueue: bool) -> str | None:
     """
     if os.geteuid() != 0:
         return "the testbed needs root: namespaces, mounts, cgroups"
+    if reason := _too_small(nodes):
+        return reason
     unbuilt = [one.name for one in wanted(nodes=nodes, kueue=kueue) if not one.built()]
     if unbuilt and shutil.which("go") is None:
         return f"the testbed needs Go to build {', '.join(unbuilt)}"
     absent = _absent_packages()
     if absent and shutil.which("apt-get") is None:
         return f"the testbed needs {', '.join(absent)}"
+    return None
+
+
+def _too_small(nodes: bool) -> str | None:
+    """What this machine lacks, so that tests are skipped and do not fail; None where it lacks nothing."""
+    if unshare := shutil.which("unshare"):
+        command = [unshare, "--mount", "--net", "--pid", "--fork", "true"]
+        tried = subprocess.run(command, capture_output=True, text=True, check=False)
+        if tried.returncode != 0:
+            return f"the testbed needs namespaces, which root can't make here: {tried.stderr.strip()}"
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 2**30
+    if nodes and memory < MEMORY_GIB:
+        return f"the testbed's nodes need {MEMORY_GIB} GiB of memory, this machine has {memory}"
     return None
 
 

@@ -21,6 +21,8 @@ from tests.google_fake import GoogleFake
 from tests.google_fake.fake import CLUSTER, PROJECT
 from tests.unit.hooks.fake_google import POD, Tokens
 
+pytestmark = pytest.mark.core
+
 Connect = Callable[..., str]
 TRAINER = f"trainer@{PROJECT}.iam.gserviceaccount.com"
 

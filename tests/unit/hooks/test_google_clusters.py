@@ -27,6 +27,7 @@ from tests.unit.hooks.conftest import ApiServer, ask
 from tests.unit.hooks.fake_google import POD, Gke, Tokens
 
 Connect = Callable[..., str]
+pytestmark = pytest.mark.core
 NAME = "projects/tpu-project/locations/us-central2-b/clusters/tpus"
 
 
