@@ -67,10 +67,14 @@ class Shared:
         return self._testbed
 
     def down(self) -> None:
-        """End it."""
+        """End it; nothing of it is left."""
+        from tests.cluster.traces import assert_gone, processes_of
+
         testbed, self._testbed = self._testbed, None
         if testbed is not None:
+            processes = processes_of(testbed)
             testbed.down()
+            assert_gone(testbed, processes)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses

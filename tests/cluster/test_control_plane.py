@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -21,8 +24,11 @@ from tests.cluster.traces import Traces, alive, assert_gone, owned_by_another, p
 from tests.testbed import layout as runs
 from tests.testbed.client import Testbed, TestbedFailed
 from tests.testbed.faults import KubernetesFaults, wait_until
+from tests.testbed.layout import Layout
 
-pytestmark = [pytest.mark.cluster, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
+
+REPOSITORY = Path(__file__).parents[2]
 
 
 def apply(testbed: KubernetesFaults, manifest: dict[str, Any], *, dry_run: bool = True) -> str:
@@ -132,6 +138,17 @@ def test_requests_are_recorded(control_plane: Testbed) -> None:
     ]
 
 
+def test_what_accounts_ask_is_on_the_api_servers_own_record(control_plane: Testbed) -> None:
+    with control_plane.namespace("asked", wait=False) as name:
+        rules = [{"apiGroups": [""], "resources": ["secrets"], "verbs": ["get"]}]
+        account = KubernetesFaults(control_plane.kubeconfig_for(rules, name))
+        for ask in (account.core.read_namespaced_secret, account.core.read_namespaced_pod_log):
+            with pytest.raises(ApiException):
+                ask("none", name)
+        account.close()
+        assert control_plane.asked(name) == {("", "secrets", "get"), ("", "pods/log", "get")}
+
+
 def test_a_control_plane_alone_says_that_it_has_no_nodes(control_plane: Testbed) -> None:
     with pytest.raises(TestbedFailed, match="control plane alone"):
         control_plane.add_pools("cpu")
@@ -164,6 +181,33 @@ def test_a_killed_keeper_takes_all_processes_along_and_the_next_up_clears_the_re
         assert testbed.layout.id in runs.sweep()
         assert not testbed.layout.root.exists()
         assert control_plane.layout.root.exists()  # a live one is left alone
+
+
+@pytest.mark.usefixtures("control_plane")
+def test_the_command_line_starts_shows_and_ends_a_run(short_dir: Path) -> None:
+    environment = {**os.environ, "RAYTPU_TESTBED_RUNS": str(short_dir)}
+
+    def said(*command: str) -> str:
+        argv = [sys.executable, "-m", "tests.testbed", *command]
+        return subprocess.run(
+            argv, cwd=REPOSITORY, env=environment, capture_output=True, text=True, check=True, timeout=300
+        ).stdout
+
+    up = said("up", "--control-plane")
+    try:
+        (folder,) = short_dir.iterdir()
+        testbed = Testbed(Layout(folder))
+        processes = processes_of(testbed)
+        assert up.startswith(f"run {folder.name} is up after ")
+        assert f"export KUBECONFIG={testbed.kubeconfig}" in up.splitlines()
+        assert json.loads(said("status"))["run"] == folder.name
+        assert said("kubeconfig", folder.name) == f"{testbed.kubeconfig}\n"
+        assert [one.metadata.name for one in testbed.core.list_namespace().items if one.metadata.name == "default"]
+        testbed.close()
+    finally:
+        down = said("down")
+    assert down == f"run {folder.name} is down\n"
+    assert_gone(testbed, processes)
 
 
 @pytest.mark.usefixtures("built")

@@ -13,6 +13,7 @@ import httpx
 import pytest
 from aiohttp import web
 from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
 
 from tests.testbed.pki import Authority
 from tests.testbed.proxy import Fault, FaultProxy
@@ -181,6 +182,18 @@ async def test_an_upgrade_becomes_a_tunnel(proxy: FaultProxy, tmp_path: Path) ->
     async with connect(f"wss://127.0.0.1:{port}/exec", ssl=verify, proxy=None) as websocket:
         await websocket.send("hello")
         assert await websocket.recv() == "HELLO"
+
+
+async def test_tunnels_can_be_cut(proxy: FaultProxy, tmp_path: Path) -> None:
+    verify = ssl.create_default_context(cafile=str(tmp_path / "pki" / "ca.crt"))
+    port = proxy._listener.getsockname()[1]
+    assert proxy.cut_tunnels() == 0
+    async with connect(f"wss://127.0.0.1:{port}/exec", ssl=verify, proxy=None) as websocket:
+        await websocket.send("hello")
+        assert await websocket.recv() == "HELLO"
+        assert proxy.cut_tunnels() == 1
+        with pytest.raises(ConnectionClosedError):
+            await websocket.recv()
 
 
 def test_a_fault_that_is_none_is_refused() -> None:

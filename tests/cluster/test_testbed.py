@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from tests.cluster.manifests import plain_pod, ray_cluster
-from tests.cluster.traces import Traces, assert_gone, owned_by_another, processes_of
+from tests.cluster.traces import Traces, alive, assert_gone, cgroups_of, owned_by_another, processes_of
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
 from tests.testbed.ray_view import ray_labels
@@ -17,7 +19,8 @@ from tests.testbed.ray_view import ray_labels
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("built"), pytest.mark.timeout(1200)]
 
 
-def test_sigkill_of_the_owner_ends_nodes_and_pods_too() -> None:
+@pytest.mark.parametrize("end", ["the owner is killed", "Ctrl-C", "the keeper is killed"])
+def test_a_run_that_ends_by_force_leaves_neither_nodes_nor_pods(end: str) -> None:
     before = Traces.now()
     with owned_by_another("cpu") as (owner, testbed):
         testbed.core.create_namespaced_pod("default", plain_pod("busy"))
@@ -26,7 +29,15 @@ def test_sigkill_of_the_owner_ends_nodes_and_pods_too() -> None:
         )
         processes = processes_of(testbed)
         assert any("sleep" in one.name() for one in processes)
-        owner.kill()
+        if end == "the keeper is killed":
+            os.kill(testbed.layout.state()["keeper"], signal.SIGKILL)
+            wait_until(lambda: not alive(processes), 60, lambda: f"left: {alive(processes)}")
+            assert cgroups_of(testbed)
+            said: list[str] = []
+            with Testbed.up(control_plane=True, say=said.append):
+                assert f"cleared what was left of run {testbed.layout.id}" in said
+        else:
+            owner.send_signal(signal.SIGINT if end == "Ctrl-C" else signal.SIGKILL)
         assert_gone(testbed, processes)
     assert Traces.now() == before
 

@@ -111,6 +111,9 @@ class Orders:
     async def cut_watches(self) -> int:
         return self._cluster.proxy.cut_watches()
 
+    async def cut_tunnels(self) -> int:
+        return self._cluster.proxy.cut_tunnels()
+
     async def requests(self, forget: bool) -> list[dict[str, Any]]:
         record = self._cluster.proxy.record
         found = list(record)

@@ -24,6 +24,17 @@ from tests.testbed.pki import Authority, write_key
 #: Clients inside the namespace skip the fault proxy: faults are for those who are tested.
 INNER = f"https://127.0.0.1:{API_PORT}"
 _ETCD = "http://127.0.0.1:2379"
+#: What service accounts asked for is recorded, but for the controllers'.
+_AUDIT = {
+    "apiVersion": "audit.k8s.io/v1",
+    "kind": "Policy",
+    "omitStages": ["RequestReceived"],
+    "rules": [
+        {"level": "None", "userGroups": ["system:serviceaccounts:kube-system"]},
+        {"level": "Metadata", "userGroups": ["system:serviceaccounts"]},
+        {"level": "None"},
+    ],
+}
 
 
 def make_identities(layout: Layout, authority: Authority) -> None:
@@ -100,6 +111,8 @@ def apiserver(layout: Layout) -> list[str]:
         f"--proxy-client-key-file={pki / 'front-proxy.key'}",
         # Webhooks behind a Service are then called at its endpoints: no kube-proxy is needed for them.
         "--enable-aggregator-routing=true",
+        f"--audit-policy-file={_write(layout.work / 'audit-policy.json', json.dumps(_AUDIT))}",
+        f"--audit-log-path={layout.audit}",
         "--profiling=false",
     ]
 

@@ -6,6 +6,7 @@ over the socket in the run's folder. Faults that are plain Kubernetes are in `fa
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -300,9 +301,30 @@ class Levers(KubernetesFaults):
         """
         return int(self.order("cut_watches"))
 
+    def cut_tunnels(self) -> int:
+        """Every open websocket and exec of those who are tested breaks.
+
+        :return: how many there were.
+        """
+        return int(self.order("cut_tunnels"))
+
     def requests(self, *, forget: bool = False) -> list[dict[str, Any]]:
         """What went through the proxy: method, target, watch, status, fault; oldest first.
 
         :param forget: start the record anew.
         """
         return list(self.order("requests", forget=forget))
+
+    def asked(self, namespace: str) -> set[tuple[str, str, str]]:
+        """What a namespace's service accounts asked of the API server, by its own record: group, path, verb.
+
+        :param namespace: of the accounts.
+        """
+        found = set()
+        for line in self.layout.audit.read_text().splitlines():
+            event = json.loads(line)
+            if f"system:serviceaccounts:{namespace}" in event["user"]["groups"] and "objectRef" in event:
+                what = event["objectRef"]
+                path = "/".join(filter(None, (what["resource"], what.get("subresource"))))
+                found.add((what.get("apiGroup", ""), path, event["verb"]))
+        return found

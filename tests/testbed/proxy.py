@@ -101,6 +101,7 @@ class FaultProxy:
         self._server: asyncio.Server | None = None
         self._open: set[asyncio.StreamWriter] = set()
         self._watches: set[asyncio.StreamWriter] = set()
+        self._tunnels: set[asyncio.StreamWriter] = set()
         self.faults: dict[int, Fault] = {}
         self.record: deque[dict[str, Any]] = deque(maxlen=5000)
         self._next = 1
@@ -141,6 +142,13 @@ class FaultProxy:
         """
         return self.drop(self._watches)
 
+    def cut_tunnels(self) -> int:
+        """Drop every connection that was upgraded: a log that is followed through a websocket, an exec.
+
+        :return: how many there were.
+        """
+        return self.drop(self._tunnels)
+
     def drop(self, writers: set[asyncio.StreamWriter]) -> int:
         """Drop connections.
 
@@ -171,6 +179,7 @@ class FaultProxy:
         finally:
             self._open.discard(writer)
             self._watches.discard(writer)
+            self._tunnels.discard(writer)
             writer.transport.abort() if writer.is_closing() else writer.close()
             if upstream is not None:
                 upstream.writer.transport.abort()
@@ -203,6 +212,7 @@ class FaultProxy:
                     continue
                 entry["status"] = 101
                 await client.send(answer)
+                self._tunnels.add(client.writer)
                 await _tunnel(client, upstream)
                 return False
             if isinstance(answer, h11.Response):
