@@ -190,7 +190,7 @@ class TestWithAConnection:
 
     def test_other_zones_go_over_the_connections(self, google: GoogleFake) -> None:
         google.tpu.zones = {ZONE: frozenset({"v4-16"})}
-        with pytest.raises(Misconfigured, match="no accelerator type v4-16 in us-nowhere1-a"):
+        with pytest.raises(Misconfigured, match="zones: Cloud TPU is not in us-nowhere1-a"):
             plan("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm", "--zone", "us-nowhere1-a")
 
 
