@@ -23,7 +23,7 @@ prepare_environment()
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 #: The ways of :func:`way`, the longest first.
-LONGEST = ("nodes", "nodes from Google", "one cluster", "airflow+ray", "others", "ray", "airflow")
+LONGEST = ("nodes", "nodes from Google", "one cluster", "airflow+ray", "gke", "others", "ray", "airflow")
 #: Variables by whose values a process tells that it belongs to this session.
 _OWN = ("AIRFLOW_HOME", "RAYTPU_LOCAL_ROOT", "RAYTPU_ROOT")
 
@@ -118,6 +118,8 @@ def way(file: str, text: str) -> str:
             return "one cluster"
         if re.search(r"\b(slices: Testbed|kubernetes: KubernetesFaults)", text):
             return "nodes from Google" if "GoogleFake" in text else "nodes"
+    if file.startswith("tests/unit/gke/"):
+        return "gke"  # half of the time that plain tests take
     return "+".join(mark for mark in ("airflow", "ray") if f"pytest.mark.{mark}" in text) or "others"
 
 
@@ -137,7 +139,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """``-n 3``: tests of a real Airflow with Ray go one way, those of one of them alone two others, the rest the last.
+    """``-n 3``: tests of a real Airflow with Ray go one way, those of one of them alone two others, the rest two more.
 
     Each way is a session of its own, with its own folders, ports, Airflow and Ray. Airflow's tests wait much and
     Ray's compute much, so they take little longer together than one of them alone.
