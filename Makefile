@@ -36,7 +36,7 @@ demo: $(STAMP)  ## provision, label, train, serve, evaluate and release, on this
 ui: $(STAMP)  ## an Airflow with the example DAGs, up until Ctrl-C
 	@$(BIN)/raytpu ui $(ARGS)
 
-# Three ways side by side, which tests/conftest.py tells apart; ARGS="-n 0" for one, with -s or a debugger.
+# Three at a time of the ways that tests/conftest.py tells apart; ARGS="-n 0" for one, with -s or a debugger.
 test: $(STAMP)  ## every test, real Ray and real Airflow too
 	@$(BIN)/python -m pytest -n 3 $(ARGS)
 
