@@ -1,10 +1,11 @@
-"""Work on a lease that Kueue takes away for somebody more important: it ends as preempted, and its retry goes on."""
+"""Work on a lease that loses what it stands on: it ends as preempted, and its retry goes on."""
 
 from __future__ import annotations
 
 import asyncio
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -50,6 +51,52 @@ async def released(gke: GkeBackend, lease: SliceLease) -> None:
     await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
 
 
+async def at_work(gke: GkeBackend, lease: SliceLease, lines: list[str]) -> tuple[JobRequest, asyncio.Task[Any]]:
+    """A command that runs for long, once it runs; what it prints goes to ``lines``."""
+    request = await requested(gke, lease, "echo at work; sleep 900")
+    working = asyncio.create_task(run_job(gke, lease, request, emit=lines.append, say=print))
+
+    async def runs() -> bool:
+        if working.done():
+            working.result()
+        return any("at work" in line for line in lines)
+
+    await eventually_async(runs, "it is at work", limit_s=LIMIT_S)
+    return request, working
+
+
+async def test_work_whose_head_stays_away_ends_as_preempted_and_its_retry_waits_for_another_head(
+    any_queued_slice: KubernetesFaults,
+) -> None:
+    """F22: not after the deadline for running, for which the slices would be paid."""
+    cluster = any_queued_slice
+    with cluster.namespace("gke-headless") as namespace:
+        gke = backend(cluster.kubeconfig_for(RBAC, namespace), namespace=namespace)
+        lease = await acquired(gke, "headless", ONE)
+        await wait_whole(gke, lease, schedule=schedule(), say=print)
+        lines: list[str] = []
+        request, working = await at_work(gke, lease, lines)
+        with cluster.no_node_fits("!cloud.google.com/gke-tpu-accelerator"):
+            (head,) = cluster.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=head").items
+            cluster.core.delete_namespaced_pod(head.metadata.name, namespace)
+            with pytest.raises(Preempted, match="or Ray its head") as ended:
+                await working
+            assert request.attempt.submission_id in str(ended.value)
+            # Also a look before the next change: only looks are sent again where a connection has idled for too long.
+            (head,) = cluster.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=head").items
+            assert head.spec.node_name is None
+            report = await gke.observe(lease)
+            assert report.lost
+            assert not report.stands
+            assert "waits for a node: 0/" in report.describe()
+        await wait_whole(gke, lease, schedule=schedule(), say=print)
+        request = await requested(gke, lease, "echo once more")
+        result = await run_job(gke, lease, request, emit=lines.append, say=print)
+        assert len(result["hosts"]) == 2
+        assert sum("once more" in line for line in lines) == 2
+        await released(gke, lease)
+
+
 async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_when_the_quota_is_back(
     any_queued_slice: KubernetesFaults,
 ) -> None:
@@ -62,15 +109,7 @@ async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_whe
         lease = await acquired(gke, "low", ONE)
         await wait_whole(gke, lease, schedule=schedule(), say=print)
         lines: list[str] = []
-        request = await requested(gke, lease, "echo at work; sleep 900")
-        working = asyncio.create_task(run_job(gke, lease, request, emit=lines.append, say=print))
-
-        async def at_work() -> bool:
-            if working.done():
-                working.result()
-            return any("at work" in line for line in lines)
-
-        await eventually_async(at_work, "it is at work", limit_s=LIMIT_S)
+        request, working = await at_work(gke, lease, lines)
 
         high = await acquired(important, "high", ONE)
         with pytest.raises(Preempted) as ended:

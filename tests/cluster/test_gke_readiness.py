@@ -1,6 +1,6 @@
 """When a lease on real KubeRay and real Ray is whole, and what is said, and done, while it is not.
 
-One lease serves the first three tests: whoever comes later adopts it. What kills hosts or bends the TPU webhook
+One lease serves the first four tests: whoever comes later adopts it. What kills hosts or bends the TPU webhook
 needs the testbed; the rest also runs on a cluster that `RAYTPU_TEST_KUBECONFIG` names.
 """
 
@@ -33,6 +33,8 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
 ONE = SliceSpec.of("v4", "2x2x2")
 NODES = "cloud.google.com/gke-tpu-accelerator=tpu-v4-podslice,cloud.google.com/gke-tpu-topology=2x2x2"
+#: Labels of KubeRay.
+REPLICA, HOST = "ray.io/worker-group-replica-index", "ray.io/replica-host-index"
 #: Owner of the lease that is handed on by adoption.
 SHARED = "readiness"
 #: What only a hang takes.
@@ -75,7 +77,7 @@ async def seen(gke: GkeBackend, lease: SliceLease, *words: str) -> Readiness:
 async def test_three_of_four_hosts_name_the_pod_that_waits_and_the_schedulers_reason(
     kubernetes: KubernetesFaults, gke: GkeBackend
 ) -> None:
-    """F14; and with it `state: ready` while pods are pending (kuberay#2188)."""
+    """F14."""
     node = max(kubernetes.nodes(NODES))
     kubernetes.cordon(node)
     try:
@@ -124,13 +126,33 @@ def _pods(slices: Testbed, namespace: str) -> set[str]:
     return {one.metadata.uid for one in slices.core.list_namespaced_pod(namespace).items}
 
 
+async def test_kuberays_word_ready_is_not_believed_while_pods_are_pending(
+    kubernetes: KubernetesFaults, gke: GkeBackend, namespace: str
+) -> None:
+    """kuberay#2188: `state: ready` stays, once all pods ran."""
+    lease = await acquired(gke, SHARED)
+    await whole(gke, lease)
+    (pod,) = kubernetes.core.list_namespaced_pod(namespace, label_selector=f"{REPLICA}=0,{HOST}=1").items
+    kubernetes.cordon(pod.spec.node_name)
+    try:
+        kubernetes.core.delete_namespaced_pod(pod.metadata.name, namespace)
+        report = await seen(gke, lease, "waits for a node: 0/")
+        there = kubernetes.custom.get_namespaced_custom_object("ray.io", "v1", namespace, "rayclusters", lease.id)
+        assert there["status"]["state"] == "ready"
+        assert not report.ready
+        assert not report.stands
+    finally:
+        kubernetes.cordon(pod.spec.node_name, on=False)
+    await whole(gke, lease)
+
+
 async def test_a_replica_that_is_recreated_under_us_never_counts_by_its_old_hosts(
     kubernetes: KubernetesFaults, gke: GkeBackend, namespace: str
 ) -> None:
     """Somebody deletes a pod: KubeRay makes the whole slice anew. The release afterwards leaves nothing."""
     lease = await acquired(gke, SHARED)
     before = await whole(gke, lease)
-    pods = kubernetes.core.list_namespaced_pod(namespace, label_selector="ray.io/worker-group-replica-index=0").items
+    pods = kubernetes.core.list_namespaced_pod(namespace, label_selector=f"{REPLICA}=0").items
     kubernetes.core.delete_namespaced_pod(pods[0].metadata.name, namespace)
 
     async def not_whole() -> bool:
