@@ -45,11 +45,9 @@ async def test_two_tasks_that_mend_at_once_make_the_same_pool(world: World, leas
     assert {name: pool.status.name for name, pool in world.pools.items()} == {POOLS[0]: "RUNNING", AGAIN: "RUNNING"}
 
 
-@pytest.mark.parametrize("pauses", range(8))
-async def test_one_that_comes_while_another_mends_goes_on_with_what_that_one_makes(
-    world: World, lease: SliceLease, pauses: int
-):
-    """F34: however far the first has come, its pool stays, and both know it by its name."""
+@pytest.mark.parametrize("pauses", range(0, 16, 2))
+async def test_one_that_comes_while_another_mends_takes_nothing_from_it(world: World, lease: SliceLease, pauses: int):
+    """F34: however far the first has come, its pool stays, and there is no other."""
     broken(world, POOLS[1], "ERROR")
     first = asyncio.create_task(world.backend().repair(lease))
     seen, came = 0, asyncio.Event()
@@ -62,10 +60,11 @@ async def test_one_that_comes_while_another_mends_goes_on_with_what_that_one_mak
 
     world.meanwhile = later
     await asyncio.wait([asyncio.ensure_future(came.wait()), first], return_when=asyncio.FIRST_COMPLETED)
-    second = await world.backend().repair(lease)
+    await world.backend().repair(lease)
 
-    assert second.created["node pool"] == (await first).created["node pool"] == [POOLS[0], AGAIN]
+    assert (await first).created["node pool"] == [POOLS[0], AGAIN]
     assert made(world) == [AGAIN]
+    assert {name: pool.status.name for name, pool in world.pools.items()} == {POOLS[0]: "RUNNING", AGAIN: "RUNNING"}
 
 
 async def test_a_mend_that_is_cut_at_any_point_is_finished_by_the_next_under_the_same_name(
