@@ -59,6 +59,21 @@ ROWS: tuple[Row, ...] = (
     ),
     # What used it is on its way out.
     Row("in_use", RemoteUnavailable, r"resourceInUseByAnotherResource|is already being used by", ""),
+    # Before organization policies, whose CONDITION_NOT_MET Compute Engine says of reservations too.
+    Row(
+        "reservation",
+        CapacityUnavailable,
+        r"insufficient reserved capacity|reservation.{0,160}(does not have (enough|available)|insufficient|exhausted)",
+        "the reservation is full: release what uses it, or add a rung",
+    ),
+    Row(
+        "not_offered",
+        NotOffered,
+        r"\breservation \S+ (was )?not found|/reservations/\S+ was not found|invalid machine type \S+ in zone"
+        r"|specified reservations? .{0,80}do(es)? not exist|no available resources in specified reservations"
+        r"|(was not found|does not exist|is not available) in zone",
+        "that zone does not have it: name another zone, or another rung",
+    ),
     Row(
         "org_policy",
         Misconfigured,
@@ -76,12 +91,6 @@ ROWS: tuple[Row, ...] = (
         Misconfigured,
         r"BILLING_DISABLED|billing account|billing to be enabled",
         "the project's billing account does not allow it",
-    ),
-    Row(
-        "reservation",
-        CapacityUnavailable,
-        r"insufficient reserved capacity|reservation.{0,160}(does not have (enough|available)|insufficient|exhausted)",
-        "the reservation is full: release what uses it, or add a rung",
     ),
     Row(
         "stock_out",
@@ -108,12 +117,6 @@ ROWS: tuple[Row, ...] = (
         NotOffered,
         r"\blocation \S+ is not found|LOCATION_POLICY_VIOLATED|permission denied on 'locations/",
         "check the zone's name, and whether the project may use it",
-    ),
-    Row(
-        "not_offered",
-        NotOffered,
-        r"\breservation \S+ (was )?not found|invalid machine type \S+ in zone|was not found in zone",
-        "that zone does not have it: name another zone, or another rung",
     ),
     # Operations and pools carry such words with any code, or none.
     Row(

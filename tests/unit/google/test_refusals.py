@@ -113,6 +113,32 @@ SAID = [
         NotOffered,
         "not_offered",
     ),
+    *(
+        Said(
+            "https://github.com/kubernetes/autoscaler/tree/master/cluster-autoscaler/cloudprovider/gce",
+            None,
+            f"Current errors: [CONDITION_NOT_MET]: Instance 'gke-np-1' creation failed: {words}",
+            error,
+            row,
+        )
+        for words, error, row in (
+            (
+                "Specified reservation 'a' does not have available resources for the request.",
+                CapacityUnavailable,
+                "reservation",
+            ),
+            # It is for other machines.
+            ("No available resources in specified reservations 'a'.", NotOffered, "not_offered"),
+            ("Specified reservations [a] do not exist.", NotOffered, "not_offered"),
+        )
+    ),
+    Said(
+        "https://cloud.google.com/compute/docs/reference/rest/v1/reservations/get",
+        Code.NOT_FOUND,
+        "The resource 'projects/p/zones/us-east5-b/reservations/a' was not found",
+        NotOffered,
+        "not_offered",
+    ),
     # Quota: region, zone, and in the words of each API
     Said(
         "https://github.com/marin-community/marin/pull/1612",
@@ -256,6 +282,13 @@ SAID = [
         None,
         "Cloud TPU received a bad request. the accelerator v4-128 was not found in zone us-central2-b "
         "[EID: 0x945ef875d10e8e13]",
+        NotOffered,
+        "not_offered",
+    ),
+    Said(
+        "https://cloud.google.com/compute/docs/troubleshooting/troubleshooting-vm-creation",
+        Code.INVALID_ARGUMENT,
+        "Machine type with name 'ct6e-standard-4t' does not exist in zone 'us-west1-a'.",
         NotOffered,
         "not_offered",
     ),

@@ -160,3 +160,9 @@ async def test_a_google_that_is_away_at_first_is_waited_for_no_longer_than_the_f
         await backend.acquire(planned(Spot(within=timedelta(minutes=1))), ME)
 
     assert google.clock.now() - begun < timedelta(minutes=4)
+
+
+async def test_a_zone_that_offers_other_accelerators_is_passed_over(google: GoogleFake, backend: TpuVmBackend):
+    google.tpu.zones = {ZONE: frozenset({"v5p-8"}), OTHER: frozenset({"v4-16"})}
+    lease = await backend.acquire(planned([Spot()]), ME)
+    assert lease.created["queued resource"] == [f"{OTHER}/{NAME}"]
