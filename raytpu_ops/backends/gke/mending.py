@@ -52,6 +52,13 @@ class Mending:
         :raises DeadlineExceeded: they did not come within the deadlines that the lease was granted by.
         :raises Preempted: the lease is being given back.
         """
+        try:
+            return await self._run()
+        except Preempted:
+            await self._taken_back()
+            raise
+
+    async def _run(self) -> Record | None:
         what, begun = f"lease {self._lease.id}", self._tools.clock()
         answer_by = Deadlines().at(Phase.STARTING, begun)
         record, is_lost = await self._tools.until(what, self._begin, answer_by, Phase.STARTING)
@@ -62,6 +69,29 @@ class Mending:
         waits = rung.within or (rung.valid_for if rung.kind == "queued" else None)
         by = begun + waits if waits else record.deadlines.at(phase, begun)
         return await self._tools.until(f"{what}, node pools in the place of lost ones", self._look, by, phase)
+
+    async def _taken_back(self) -> None:
+        """A release that looked just before a pool was made here does not know of it."""
+        names = sorted({name for names in self._reconcilers for name in names})
+        by = Deadlines().at(Phase.RELEASING, self._tools.clock())
+        what = f"what was made in the place of lost node pools of lease {self._lease.id}"
+        await self._tools.until(what, lambda: self._gone(names), by, Phase.RELEASING)
+
+    async def _gone(self, names: Sequence[str]) -> Pending | Done[None]:
+        async with self._tools.kube() as kube:
+            there = await kube.ray_cluster(self._lease.id)
+        record = read_record(there) if there is not None else None
+        wanted = record.pools.names if record is not None and record.pools is not None else []
+        left: list[str] = []
+        for name in names:
+            pool = await self._tools.google.pool(name)
+            # A name that a RayCluster has is for whoever releases that one.
+            if pool is None or name in wanted or not pool.is_of(self._lease.owner):
+                continue
+            left.append(pool.words())
+            if pool.status != "STOPPING":
+                await self._tools.google.delete(name)
+        return Pending("; ".join(left)) if left else Done(None)
 
     async def _begin(self) -> Done[tuple[Record | None, bool]]:
         """Write down names for all that is lost, also for what did not come when somebody mended it before.

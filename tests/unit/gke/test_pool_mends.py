@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
+from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.tpu.capacity import Spot
 from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Preempted
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import node_pool_name
+from raytpu_ops.tpu.spec import SliceSpec
 from tests.unit.gke.conftest import ME
 from tests.unit.gke.pool_killer import Killer
-from tests.unit.gke.pool_world import LEASE_ID, POOLS, World
+from tests.unit.gke.pool_world import LEASE_ID, POOLS, World, acquired
 from tests.unit.gke.test_pool_returns import broken
 
 AGAIN = node_pool_name(ME, 1, 1)
@@ -198,3 +201,25 @@ async def test_where_nobody_may_look_a_replacement_goes_as_well_for_a_task_that_
     await world.backend().release(lease)
 
     assert {name: pool.status.name for name, pool in world.pools.items()} == {POOLS[0]: "STOPPING", AGAIN: "STOPPING"}
+
+
+@pytest.mark.parametrize("num_slices", [1, 2])
+async def test_a_pool_that_is_made_behind_the_back_of_a_release_is_taken_away(
+    world: World, monkeypatch: pytest.MonkeyPatch, num_slices: int
+):
+    """F39: the release looked, and was over, before Google was asked for the pool."""
+    lease = await acquired(world, Spot(), SliceSpec.of("v4", "2x2x2", num_slices=num_slices))
+    world.settle()
+    broken(world, POOLS[0], "gone")
+    create = PoolsApi.create
+
+    async def late(google: PoolsApi, *told: Any) -> Any:
+        monkeypatch.setattr(PoolsApi, "create", create)
+        while (await world.backend().release(lease)).left:
+            await world.sleep(10)
+        return await create(google, *told)
+
+    monkeypatch.setattr(PoolsApi, "create", late)
+    with pytest.raises(Preempted, match="was released, so its lost node pools are not replaced"):
+        await world.backend().repair(lease)
+    assert world.left == {}
