@@ -145,6 +145,7 @@ async def test_the_backends_calls_need_the_table_and_nothing_less():
                 await getattr(api, name)(*arguments, **more)
         for request in handler:
             needed |= asked_for(request)
+    # Of these there is the API server's own record, of a whole pipeline: tests/cluster/test_gke_pipeline.py.
     through_ray = {key for key in keys(RIGHTS) if key[1] == "services/proxy"}
     assert needed == set(keys(RIGHTS)) - through_ray
 
