@@ -46,6 +46,16 @@ class Patience(NamedTuple):
     say: Say = silent
 
 
+@runtime_checkable
+class Patient(Protocol):
+    """A backend whose far side may be away.
+
+    :ivar patience: how it bears that.
+    """
+
+    patience: Patience
+
+
 class Plan(BaseModel):
     """Everything that would be created, checked, with nothing touched.
 

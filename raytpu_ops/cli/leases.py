@@ -9,6 +9,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Backend, Released
+from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.cli.backends import Where
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, RayTpuError
@@ -28,7 +29,8 @@ def show(where: Where, *, as_json: bool, verbose: bool = False) -> None:
     :param where: the backend that is asked.
     :param verbose: everything that is missing, too.
     """
-    rows = asyncio.run(_rows(where.open()))
+    backend = where.open()
+    rows = asyncio.run(_rows(backend))
     if as_json:
         print(json.dumps(rows, indent=2))
         return
@@ -36,7 +38,7 @@ def show(where: Where, *, as_json: bool, verbose: bool = False) -> None:
 
     console = Console(highlight=False)
     if not rows:
-        console.print("no leases")
+        console.print(f"no leases {_where(backend)}", soft_wrap=True)
         return
     _print(console, rows, verbose=verbose)
 
@@ -99,15 +101,16 @@ def reap(where: Where, *, dry_run: bool) -> int:
     from raytpu_ops.flows.reaping import reap as reap_expired
 
     by = Deadlines.of(None).at(Phase.RELEASING)
+    backend = where.open()
     done = asyncio.run(
-        reap_expired(where.open(), nobody_knows, datetime.now(UTC), by=by, say=lambda line: None, dry_run=dry_run)
+        reap_expired(backend, nobody_knows, datetime.now(UTC), by=by, say=lambda line: None, dry_run=dry_run)
     )
     for line in done.released:
         print(f"{'would release' if dry_run else 'released'}: {line}")
     for line in done.left:
         print(f"left: {line}")
     if not done.released and not done.left:
-        print("nothing has expired")
+        print(f"nothing has expired {_where(backend)}")
     return 1 if done.left else 0
 
 
@@ -148,6 +151,11 @@ async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:
         "whole": whole,
         "readiness": readiness,
     }
+
+
+def _where(backend: Backend) -> str:
+    """Where was looked, so that nobody takes another place for empty."""
+    return f"in namespace {backend.settings.namespace}" if isinstance(backend, GkeBackend) else f"on {backend.name}"
 
 
 def _aside(line: str) -> None:

@@ -95,10 +95,18 @@ class RayTpuHook(BaseHook):
 
     @cached_property
     def backend(self) -> Backend:
-        """The backend.
+        """The backend; while a far side is away, it says so in the log.
 
         :raises InvalidSpec: when neither the task nor the connection names one, or they disagree.
         """
+        from raytpu_ops.backends.base import Patient
+
+        made = self._made()
+        if isinstance(made, Patient):
+            made.patience = made.patience._replace(say=self.log.warning)
+        return made
+
+    def _made(self) -> Backend:
         from raytpu_ops.backends.base import backend_names, make_backend
 
         said = self.options.get("backend")

@@ -37,14 +37,19 @@ def _parser() -> argparse.ArgumentParser:
         ("kubeconfig", "path of a run's kubeconfig"),
     ):
         command = commands.add_parser(name, help=text)
-        command.add_argument("run", nargs="?", help="its id; not needed if there is one")
+        command.add_argument("run", nargs="?", help="its id; not needed if there is one beside those of tests")
         if name == "down":
             command.add_argument("--all", action="store_true", help="every run, those of tests too")
     return parser
 
 
+def _mine() -> list[Testbed]:
+    """Runs that stay until `down`; those of tests end with the test."""
+    return [one for one in Testbed.running() if not one.layout.state().get("owner")]
+
+
 def _pick(run: str | None) -> Testbed:
-    found = [one for one in Testbed.running() if run in (None, one.layout.id)]
+    found = [one for one in Testbed.running() if run == one.layout.id] if run else _mine()
     if len(found) != 1:
         ids = ", ".join(one.layout.id for one in Testbed.running()) or "none"
         raise TestbedFailed(f"say which run; there are: {ids}")
@@ -87,8 +92,7 @@ def main() -> None:
         elif args.command == "build":
             _build(args)
         elif args.command == "down":
-            running = Testbed.running()
-            for testbed in running if args.all or not (args.run or running) else [_pick(args.run)]:
+            for testbed in Testbed.running() if args.all else [_pick(args.run)] if args.run or _mine() else []:
                 testbed.down()
                 print(f"run {testbed.layout.id} is down")
             runs.sweep()

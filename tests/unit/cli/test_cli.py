@@ -150,7 +150,7 @@ def test_reap_takes_what_has_expired_unless_it_only_looks(backend: Backend) -> N
     assert run("reap").startswith("released: demo-lease")
 
     backend.lease = backend.lease.model_copy(update={"expires_at": datetime.now(UTC) + timedelta(hours=1)})
-    assert run("reap").strip() == "nothing has expired"
+    assert run("reap").strip() == "nothing has expired on local"
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_lease_whose_ray_does_not_answer_is_listed_all_the_same(backend: Backe
 
 
 def test_no_leases(short_dir: Path):
-    assert run("leases", "--root", str(short_dir / "r")).strip() == "no leases"
+    assert run("leases", "--root", str(short_dir / "r")).strip() == "no leases on local"
     assert json.loads(run("leases", "--json", "--root", str(short_dir / "r"))) == []
 
 

@@ -120,3 +120,9 @@ def test_an_extra_that_is_no_object_is_refused(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("AIRFLOW_CONN_TPUS", json.dumps({"conn_type": "ray_tpu", "extra": [1]}))
     with pytest.raises(InvalidSpec, match="connection 'tpus': its extra must be a JSON object"):
         RayTpuHook("tpus").backend  # noqa: B018 - it is made when it is asked for
+
+
+def test_a_far_side_that_is_away_is_told_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
+    backend = gke(RayTpuHook(None, "gke", options={"kubeconfig": "/k"}))
+    backend.patience.say("the API server does not answer")
+    assert "the API server does not answer" in capsys.readouterr().out + capsys.readouterr().err
