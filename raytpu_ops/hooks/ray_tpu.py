@@ -146,12 +146,14 @@ class RayTpuHook(BaseHook):
         from raytpu_ops.hooks.google_cloud import CLOUD_KEYS, cloud_from
 
         both = {**options, **self._over}
-        if "node_pools" not in _without_no_pools(both):
+        if "node_pools" not in both:
             return options, self._over, {}
-        cloud, _ = cloud_from(both, "gke")
-        self.cloud = self._cloud or cloud
         mine = {"google_endpoints"} if both.get("cluster_name") else CLOUD_KEYS
         told, over = ({key: one[key] for key in one if key not in mine} for one in (options, self._over))
+        if "node_pools" not in _without_no_pools(both):
+            return told, over, {}  # whoever would have made them has nothing to do
+        cloud, _ = cloud_from(both, "gke")
+        self.cloud = self._cloud or cloud
         return told, over, {"cloud": self.cloud}
 
     def ray(self, lease: SliceLease | Mapping[str, Any]) -> BlockingRayClient:

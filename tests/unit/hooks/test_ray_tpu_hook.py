@@ -126,3 +126,12 @@ def test_a_far_side_that_is_away_is_told_in_the_log(capsys: pytest.CaptureFixtur
     backend = gke(RayTpuHook(None, "gke", options={"kubeconfig": "/k"}))
     backend.patience.say("the API server does not answer")
     assert "the API server does not answer" in capsys.readouterr().out + capsys.readouterr().err
+
+
+def test_a_task_that_wants_no_pools_needs_nobody_who_makes_them(connect: Connect) -> None:
+    connect("tpus", "ray_tpu", backend="gke", kubeconfig="/k", project_id="p", gcp_conn_id="gcp", node_pools={})
+
+    backend = gke(RayTpuHook("tpus", options={"node_pools": False}))
+
+    assert backend.settings.node_pools is None
+    assert backend.access.selectors == {"kubeconfig": "/k"}
