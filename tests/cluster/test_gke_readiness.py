@@ -11,19 +11,21 @@ from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.gke.merge import merged
 from raytpu_ops.backends.gke.record import OWNER
 from raytpu_ops.flows.leases import give_back, stands, wait_whole
 from raytpu_ops.tpu.deadlines import Phase, Schedule
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.tpu.spec import SliceSpec
-from tests.cluster.leases import V4, acquired, backend
+from tests.cluster.leases import V4, acquired, backend, small
 from tests.testbed.client import Testbed
 from tests.testbed.faults import KubernetesFaults
 from tests.waiting import eventually_async
@@ -46,6 +48,12 @@ SCHEDULE = {"queued": LIMIT_S, "provisioning": LIMIT_S, "labelled": LIMIT_S}
 def gke(kubernetes: KubernetesFaults, namespace: str) -> GkeBackend:
     """With the rights of deploy/gke/rbac.yaml and no more."""
     return backend(kubernetes.kubeconfig_for(RBAC, namespace), namespace=namespace)
+
+
+def small_with(**pods: dict[str, Any]) -> dict[str, Any]:
+    """Options for the test machines, with these pod specs merged over their templates."""
+    options = small()
+    return options | {key: merged(options[key], {"spec": spec}, key) for key, spec in pods.items()}
 
 
 async def whole(gke: GkeBackend, lease: SliceLease) -> Readiness:
@@ -166,6 +174,81 @@ async def test_a_replica_that_is_recreated_under_us_never_counts_by_its_old_host
     await released(gke, lease)
     assert kubernetes.count("ray.io/v1", "RayCluster", OWNER, namespace) == 0
     assert kubernetes.count("v1", "Pod", "ray.io/cluster", namespace) == 0
+
+
+async def test_pods_that_are_ready_before_ray_has_labelled_them_are_waited_for(
+    kubernetes: KubernetesFaults, namespace: str
+) -> None:
+    """Kubernetes and KubeRay call everything ready; Ray itself starts later on one host than on the other."""
+    late = {
+        "name": "ray-worker",
+        "command": ["until [ -e /tmp/go ]; do sleep 0.2; done"],  # KubeRay puts it before its own
+        "readinessProbe": {"exec": {"command": ["true"]}},
+    }
+    options = small_with(host_template={"containers": [late]})
+    gke = backend(kubernetes.kubeconfig_for(RBAC, namespace), namespace=namespace, **options)
+    lease = await acquired(gke, "late-labels", ONE)
+    hosts = f"ray.io/cluster={lease.id},ray.io/node-type=worker"
+
+    async def all_ready() -> list[str]:
+        pods = kubernetes.core.list_namespaced_pod(namespace, label_selector=hosts).items
+        there = kubernetes.custom.get_namespaced_custom_object("ray.io", "v1", namespace, "rayclusters", lease.id)
+        rows = {row["type"]: row["status"] for row in there.get("status", {}).get("conditions", [])}
+        return sorted(pod.metadata.name for pod in pods) if rows.get("RayClusterProvisioned") == "True" else []
+
+    first, second = await eventually_async(all_ready, "KubeRay calls every pod ready", limit_s=LIMIT_S)
+    await seen(gke, lease, "0 of 2 hosts labelled", "Ray has not labelled it yet")
+    kubernetes.run_in(first, "touch", "/tmp/go", namespace=namespace)
+    report = await seen(gke, lease, "1 of 2 hosts labelled", f"pod {second} (worker ", "Ray has not labelled it yet")
+    assert report.phase is Phase.LABELLED
+    assert report.stands  # late, not lost
+    kubernetes.run_in(second, "touch", "/tmp/go", namespace=namespace)
+    await whole(gke, lease)
+    await released(gke, lease)
+
+
+@pytest.mark.parametrize("part", ["worker", "head"])
+async def test_a_pod_whose_host_stays_dead_is_taken_away_and_made_anew(
+    slices: Testbed, namespace: str, part: str
+) -> None:
+    """F13: its Node object stays, its pod ends for ever, and KubeRay makes none in its place.
+
+    Nobody looked while Ray alone could tell.
+    """
+    soon = [
+        {"key": f"node.kubernetes.io/{taint}", "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": 3}
+        for taint in ("not-ready", "unreachable")
+    ]
+    options = small_with(head_template={"tolerations": soon}, host_template={"tolerations": soon})
+    gke = backend(slices.kubeconfig_for(RBAC, namespace), namespace=namespace, **options)
+    lease = await acquired(gke, f"dead-{part}", ONE)
+    before = await whole(gke, lease)
+    selector = f"ray.io/cluster={lease.id},ray.io/node-type={part}"
+    victim = slices.core.list_namespaced_pod(namespace, label_selector=selector).items[0]
+    slices.kill_node(victim.spec.node_name)
+    try:
+
+        async def told() -> Readiness | None:
+            found = await gke.observe(lease)
+            return found if "is being deleted, and its host is gone" in found.describe() else None
+
+        report = await eventually_async(told, "the host is taken for gone", limit_s=LIMIT_S)
+        assert report is not None
+        assert f"pod {victim.metadata.name} " in report.describe()
+        assert report.broken == [before.slices[0].name]
+        assert victim.metadata.uid in _pods(slices, namespace)
+        waiting = asyncio.create_task(whole(gke, lease))
+
+        async def gone() -> bool:
+            return victim.metadata.uid not in _pods(slices, namespace)
+
+        await eventually_async(gone, "its pod is gone", limit_s=LIMIT_S)
+    finally:
+        slices.start_node(victim.spec.node_name)
+    after = await waiting
+    old = {host.node_id for host in before.slices[0].hosts}
+    assert old.isdisjoint(host.node_id for one in after.slices for host in one.hosts)
+    await released(gke, lease)
 
 
 @pytest.mark.parametrize("fault", ["duplicate_ids", "crash_heads"])
