@@ -254,9 +254,11 @@ class ConnectionAccess:
 
         found = Configuration()
         where = f"connection {self._asked.kubernetes_conn_id!r}"
-        hook = await asyncio.to_thread(self._hook, found)
+        hook, extra = await asyncio.to_thread(self._hook, found)
 
         async def fill() -> None:
+            if not (hook.in_cluster or extra.get("in_cluster")):
+                hook.cluster_context = hook.cluster_context or extra.get("cluster_context") or _current_context(extra)
             try:
                 # The hook has no public way to its configuration but to connect; nothing is sent yet.
                 async with hook.get_conn():
@@ -266,9 +268,11 @@ class ConnectionAccess:
 
         await load(fill, where)
         check_server(found, where)
+        self._asked = self._asked.model_copy(update={"context": hook.cluster_context})
+        self.selectors = self._asked.model_dump(exclude_none=True)
         return found
 
-    def _hook(self, found: Configuration) -> AsyncKubernetesHook:
+    def _hook(self, found: Configuration) -> tuple[AsyncKubernetesHook, dict[str, Any]]:
         from airflow.providers.cncf.kubernetes.hooks.kubernetes import AsyncKubernetesHook
         from airflow.sdk.exceptions import AirflowNotFoundException
 
@@ -284,7 +288,7 @@ class ConnectionAccess:
         if _flag(extra.get("disable_verify_ssl")):
             found.verify_ssl = False
         silent = not any(extra.get(key) for key in ("in_cluster", "kube_config_path", "kube_config"))
-        return AsyncKubernetesHook(
+        hook = AsyncKubernetesHook(
             conn_id=conn_id,
             connection_extras=extra,
             client_configuration=found,
@@ -292,6 +296,19 @@ class ConnectionAccess:
             # The provider's blocking hook tries this first, its async one does not.
             in_cluster=True if silent and not self._asked.context and os.environ.get(_IN_CLUSTER) else None,
         )
+        return hook, extra
+
+
+def _current_context(extra: Mapping[str, Any]) -> str | None:
+    """The current context of the kubeconfig that a connection means."""
+    import yaml
+
+    from raytpu_ops.backends.gke.kubeconfig import current_context
+
+    inline = extra.get("kube_config")
+    if inline and not extra.get("kube_config_path"):  # the provider refuses both
+        return current_context(yaml.safe_load(inline) if isinstance(inline, str) else inline)
+    return current_context(extra.get("kube_config_path"))
 
 
 def _fields(extra: Mapping[str, Any]) -> dict[str, Any]:

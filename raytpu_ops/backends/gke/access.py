@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from raytpu_ops.backends.gke.kubeconfig import check_server, load
+from raytpu_ops.backends.gke.kubeconfig import check_server, current_context, load
 from raytpu_ops.tpu.errors import Misconfigured
 
 if TYPE_CHECKING:
@@ -30,7 +30,8 @@ class KubeAccess(Protocol):
     """A way to one API server."""
 
     #: What a later task needs to find the same way again: names of connections and clusters, no
-    #: secret. It travels in the lease's ``place``.
+    #: secret. It travels in the lease's ``place``. Whole once there is a configuration: the context that
+    #: is the current one by then belongs to it, since anybody's ``kubectl`` may make another one current.
     selectors: Mapping[str, str]
 
     async def configuration(self, *, renew: bool = False) -> Configuration:
@@ -46,7 +47,7 @@ class KubeconfigAccess:
     """A kubeconfig file; without one, and inside a pod, the pod's own service account.
 
     :param kubeconfig: the file; default ``$KUBECONFIG``, else ``~/.kube/config``.
-    :param context: of the file; default its current one.
+    :param context: of the file; default the one that is current when it is first loaded, which stays.
     """
 
     def __init__(self, kubeconfig: str | None = None, context: str | None = None) -> None:
@@ -71,21 +72,23 @@ class KubeconfigAccess:
         from kubernetes_asyncio.client import Configuration
 
         found = Configuration()
-        file = self._file or os.environ.get("KUBECONFIG")
+        file, context = self._file or os.environ.get("KUBECONFIG"), self._context
 
         async def fill() -> None:
+            nonlocal context
             if not file and not self._context and os.environ.get(_IN_CLUSTER):
                 config.load_incluster_config(client_configuration=found)  # type: ignore[no-untyped-call]
             else:
-                await config.load_kube_config(
-                    config_file=_checked(file) if file else _default(),
-                    context=self._context,
-                    client_configuration=found,
-                )
+                path = _checked(file) if file else _default()
+                context = context or current_context(path)
+                await config.load_kube_config(config_file=path, context=context, client_configuration=found)
 
         what = f"kubeconfig {file!r}" if file else "Kubernetes"
         await load(fill, what, _NEXT)
         check_server(found, what)
+        if context:
+            self._context = context
+            self.selectors = {**self.selectors, "context": context}
         return found
 
 

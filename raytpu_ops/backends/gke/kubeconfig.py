@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from asyncio.subprocess import Process
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -45,6 +45,24 @@ async def load(fill: Callable[[], Awaitable[Any]], what: str, hint: str = "") ->
         if known is None:
             raise
         raise known from None
+
+
+def current_context(kubeconfig: str | Mapping[str, Any] | None) -> str | None:
+    """The context that a kubeconfig names as its current one; None where that is no name.
+
+    Blocks, and raises what :func:`load` has words for: call it there.
+
+    :param kubeconfig: a path, several with the system's separator between them, or the content; None for
+        the library's default path.
+    """
+    from kubernetes_asyncio.config import list_kube_config_contexts
+
+    if isinstance(kubeconfig, Mapping):
+        name = kubeconfig.get("current-context")
+    else:
+        _, current = list_kube_config_contexts(kubeconfig)
+        name = current["name"] if current else None
+    return name if isinstance(name, str) and name else None
 
 
 def check_server(configuration: Configuration, what: str) -> None:
