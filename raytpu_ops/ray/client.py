@@ -146,13 +146,6 @@ class RayClient:
         """
         return await jobs.stop_until_terminal(self._transport, submission_id, deadline, clock=clock, sleep=sleep)
 
-    async def delete_job(self, submission_id: str) -> bool:
-        """Make Ray forget a job that is over; False where there was none.
-
-        :raises Misconfigured: it is still under way.
-        """
-        return await jobs.delete(self._transport, submission_id)
-
     async def job_logs(self, submission_id: str) -> str:
         """The whole log as it is now; empty where the job does not exist."""
         return await logs.read(self._transport, submission_id)
@@ -291,10 +284,6 @@ class BlockingRayClient:
     def stop_until_terminal(self, submission_id: str, deadline: datetime) -> JobInfo | None:
         """See :meth:`RayClient.stop_until_terminal`."""
         return self._run(self._client.stop_until_terminal(submission_id, deadline))
-
-    def delete_job(self, submission_id: str) -> bool:
-        """See :meth:`RayClient.delete_job`."""
-        return self._run(self._client.delete_job(submission_id))
 
     def job_logs(self, submission_id: str) -> str:
         """See :meth:`RayClient.job_logs`."""

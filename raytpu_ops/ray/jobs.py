@@ -21,8 +21,6 @@ from raytpu_ops.waits import Done, Pending, Wait, utc_now, wait_async
 DOES_NOT_EXIST = "does not exist"
 #: In Ray's refusal of an id that it has already (F23).
 _ALREADY_EXISTS = "already exists"
-#: In Ray's refusal to delete a job that is under way.
-_NON_TERMINAL = "non-terminal state"
 #: Seconds between two stops of the same job: a stop of a pending one is lost (F29).
 _STOP_AGAIN_S = 5.0
 
@@ -176,22 +174,3 @@ async def stop_until_terminal(
 
     decider = Wait(f"job {submission_id}", judge, deadline=deadline, phase="stopping", poll_s=poll_s, clock=clock)
     return await wait_async(look, decider, sleep=sleep)
-
-
-async def delete(transport: Transport, submission_id: str) -> bool:
-    """Make Ray forget a job that is over.
-
-    :return: False where there was none.
-    :raises Misconfigured: it is not over; stop it first.
-    """
-
-    async def once() -> bool:
-        response = await transport.bare("DELETE", job_path(submission_id))
-        if response.status_code == 404 and DOES_NOT_EXIST in response.text:
-            return False
-        if _NON_TERMINAL in response.text:
-            raise Misconfigured(f"job {submission_id} cannot be deleted while it is under way; stop it first")
-        transport.check(response)
-        return True
-
-    return await transport.again(once)

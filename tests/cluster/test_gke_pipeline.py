@@ -146,9 +146,9 @@ def test_an_api_server_that_is_away_for_a_while_in_each_phase_changes_nothing(
     epochs = [line for line in airflow.api.log(DAG, run, "train", 1) if re.search(r"epoch \d+: loss", line)]
     assert len(epochs) == len(set(epochs)) == 4 * PARAMS["epochs"]  # each host says each once
     eventually(lambda: not left(slices, namespace), "nothing is left")
-    asked = slices.asked(namespace)
-    assert asked <= {(right.group, right.path, right.verb) for right in RIGHTS}
-    assert {verb for _, path, verb in asked if path == "services/proxy"} == {"get", "create", "update"}
+    asked, granted = slices.asked(namespace), {(right.group, right.path, right.verb) for right in RIGHTS}
+    assert asked <= granted
+    assert {one for one in granted if one[1] == "services/proxy"} <= asked
 
 
 def test_a_host_that_vanishes_in_training_costs_one_try_and_the_next_goes_on_from_the_checkpoint(

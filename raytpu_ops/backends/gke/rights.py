@@ -5,8 +5,8 @@ server for each row. Rights on nothing but one namespace: who has them can neith
 namespace nor change nodes. Not here: Google's own IAM; ``docs/gke.md`` says what that needs.
 
 Requests that pass the API server's service proxy are authorized by their HTTP method: POST asks for
-``create``, PUT for ``update``, DELETE for ``delete``, GET for ``get``, and so does a websocket, which
-begins as a GET.
+``create``, PUT for ``update``, GET for ``get``, and so does a websocket, which begins as a GET. Nothing
+here sends a DELETE.
 """
 
 from __future__ import annotations
@@ -62,7 +62,6 @@ RIGHTS: tuple[Right, ...] = (
     Right("", "services", "proxy", "get", "Ray through the API server: states, logs, the log tail's websocket"),
     Right("", "services", "proxy", "create", "Ray through the API server: POST submits and stops jobs, asks models"),
     Right("", "services", "proxy", "update", "Ray through the API server: PUT uploads code and deploys applications"),
-    Right("", "services", "proxy", "delete", "Ray through the API server: DELETE forgets jobs"),
     Right(_KUEUE, "workloads", "", "list", "why Kueue holds a RayCluster back, in its Workload's words", "Kueue"),
     Right(_SCALING, "provisioningrequests", "", "list", "how far the queue for a slice's nodes is", _QUEUED),
     Right(_SCALING, "provisioningrequests", "", "create", "server-side apply of one for each slice", _QUEUED),

@@ -41,8 +41,7 @@ def test_it_answers_without_an_event_loop(far_side, tmp_path):
         job = client.job("a-1")
         assert job is not None
         assert job.status is JobStatus.STOPPED
-        assert client.delete_job("a-1") is True
-        assert len(client.jobs()) == 2
+        assert len(client.jobs()) == 3
         assert client.job_logs("done") == "a\nb\n"
         assert list(client.follow_logs("done", skip=1)) == ["b"]
         assert client.upload_package(tmp_path).startswith("gcs://_ray_pkg_")

@@ -173,12 +173,3 @@ async def test_a_job_that_is_over_is_not_stopped_again(ray, client, time):
 async def test_stopping_a_job_that_vanishes_ends(ray, client, time):
     ray.jobs["a-1"] = FakeJob(status="RUNNING", stops_needed=9).at_each_look(becomes("RUNNING"), becomes("GONE"))
     assert await client.stop_until_terminal("a-1", time.after(60), clock=time, sleep=time.sleep) is None
-
-
-async def test_only_a_job_that_is_over_is_deleted(ray, client):
-    ray.jobs["a-1"] = FakeJob(status="RUNNING")
-    with pytest.raises(Misconfigured, match="stop it first"):
-        await client.delete_job("a-1")
-    ray.jobs["a-1"].status = "STOPPED"
-    assert await client.delete_job("a-1") is True
-    assert await client.delete_job("a-1") is False
