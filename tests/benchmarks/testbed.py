@@ -120,18 +120,19 @@ def cold_build() -> None:
 
 
 def compare(bare: Callable[[], float], ours: Callable[[], float], rounds: int) -> float:
-    """How many times the seconds of the one the other takes, by their medians.
+    """How many times the seconds of the one the other takes: the median of pairs that ran one after the other.
 
     :param bare: takes seconds, and says how many.
     :param ours: the same.
     :param rounds: how often.
     """
     bare()  # pulls images and fills caches
-    seconds: dict[Callable[[], float], list[float]] = {bare: [], ours: []}
+    ratios: list[float] = []
     for number in range(rounds):
-        for one in (bare, ours) if number % 2 == 0 else (ours, bare):
-            seconds[one].append(one())
-    return statistics.median(seconds[ours]) / statistics.median(seconds[bare])
+        order = (bare, ours) if number % 2 == 0 else (ours, bare)
+        seconds = {one: one() for one in order}
+        ratios.append(seconds[ours] / seconds[bare])
+    return statistics.median(ratios)
 
 
 def measured(testbed: Testbed, rounds: int) -> float:
