@@ -30,6 +30,7 @@ from raytpu_ops.backends.tpu_vm.health import Seen, judged, taken
 from raytpu_ops.backends.tpu_vm.leases import lease_of, zones_of
 from raytpu_ops.backends.tpu_vm.objects import QueuedView, unread
 from raytpu_ops.backends.tpu_vm.settings import Settings
+from raytpu_ops.backends.tpu_vm.settling import Settling
 from raytpu_ops.backends.tpu_vm.states import Meaning
 from raytpu_ops.ray.credentials import FetchedToken, check_token
 from raytpu_ops.tpu import naming
@@ -83,6 +84,8 @@ class TpuVmBackend:
         self.patience = Patience(ANSWER_WITHIN)
         self._clock, self._sleep = clock, sleep
         self._tokens: dict[tuple[str, datetime], FetchedToken] = {}
+        #: Releases that are not over, of each lease by its id and when it was granted.
+        self._releasing: dict[tuple[str, datetime], Settling] = {}
         #: What Google said last of a lease, and when.
         self._looked: dict[str, tuple[datetime, Seen]] = {}
         #: What the VMs of a lease said last, and when.
@@ -320,14 +323,21 @@ class TpuVmBackend:
         return granted.model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:
-        """Delete the queued resource with its nodes, in whatever state they are, and see that they are gone."""
+        """Delete the queued resource with its nodes, in whatever state they are, and see that they are gone.
+
+        Where it was not whole, another task may be asking for it anew: then only some quiet ends it.
+        """
         back = GivingBack()
         name = naming.lease_id(lease.owner)
         async with self._api() as api:
             for zone in self._zones(lease):
                 await back.look(api, zone, name, lease.owner)
         self._looked.pop(lease.id, None)
-        return Released(removed=back.removed, left=back.left)
+        key = (lease.id, lease.granted_at)
+        left = self._releasing.setdefault(key, Settling()).left(back, self._clock())
+        if not left:
+            del self._releasing[key]
+        return Released(removed=back.removed, left=left)
 
     def ray(self, lease: SliceLease) -> RayClient:
         """A client for the lease's Ray; its token is read from the VMs' metadata when the client is used."""

@@ -12,6 +12,7 @@ from datetime import datetime
 from typing import TypeVar
 
 from raytpu_ops.backends.tpu_vm.api import TpuApi
+from raytpu_ops.backends.tpu_vm.health import lost
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.record import OWNER
 from raytpu_ops.backends.tpu_vm.states import Meaning
@@ -29,12 +30,14 @@ class GivingBack:
     :param removed: what was told to go.
     :param left: what is still there, and why.
     :param errors: what could not be done or seen; also among ``left``.
+    :param whole: of each queued resource that was there, whether it was granted and nothing of it lost.
     """
 
     only: Collection[datetime] | None = None
     removed: list[str] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     errors: list[RayTpuError] = field(default_factory=list)
+    whole: list[bool] = field(default_factory=list)
 
     async def look(self, api: TpuApi, zone: str, name: str, owner: Owner, *, ours: bool = False) -> None:
         """Tell what is there to go.
@@ -67,11 +70,19 @@ class GivingBack:
             raise
         if view is None or not self._meant(view, owner):
             return False
+        self.whole.append(await self._is_whole(api, view))
         if view.meaning is not Meaning.GOING:
             await api.delete(zone, name)
             self.removed.append(str(view))
         self.left.append(f"{view} is being deleted")
         return True
+
+    async def _is_whole(self, api: TpuApi, view: QueuedView) -> bool:
+        """Whether nobody has a reason to ask for it anew."""
+        if self.only is not None or view.meaning is not Meaning.THERE:
+            return False
+        nodes = await self._try(api.nodes_of(view), f"nodes of {view}")
+        return nodes is not None and not lost(view, nodes)
 
     async def _nodes(self, api: TpuApi, zone: str, owner: Owner, going: bool) -> None:
         for node in await api.nodes(zone):

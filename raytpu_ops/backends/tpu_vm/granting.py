@@ -223,16 +223,17 @@ class Granting:
         """
         zone = _zone(step)
         first_seen: datetime | None = None
+        asked = False
         self._mine.add(climb.begun)
 
         async def look() -> Found | None:
-            nonlocal seen
+            nonlocal seen, asked
             # Everywhere just before it is asked for and just after: of two who do so at once, one sees the other.
             views = await self._views([zone] if seen else self._settings.zones)
             standing = [view for view in views if view.meaning is not Meaning.GOING]
-            if not standing and not seen:
+            if not standing and not seen and not asked:
                 if not views:
-                    await self._create(step, climb)
+                    asked = await self._create(step, climb)
                 return None
             if len(standing) != 1 or _climb_of(standing[0]).begun != climb.begun:
                 raise _Overtaken
@@ -264,7 +265,8 @@ class Granting:
         )
         return await wait_async(look, decider, sleep=self._sleep)
 
-    async def _create(self, step: Step, climb: Climb) -> None:
+    async def _create(self, step: Step, climb: Climb) -> bool:
+        """Whether Google took the request; where it is not seen after that, another hand deleted it."""
         settings, now, zone = self._settings, self._clock(), _zone(step)
         record = Record(
             owner=self._owner,
@@ -288,9 +290,10 @@ class Granting:
         except RayTpuError as error:
             if not is_there_already(error):
                 raise
-            return  # an earlier try of ours whose answer got lost (F02), or a stranger's: the next look tells
+            return False  # an earlier try of ours whose answer got lost (F02), or a stranger's: the next look tells
         self._made.add(zone)
         self._say(f"Asked for {step}: queued resource {self._name}, {self._plan.spec}")
+        return True
 
     # Back down
 
