@@ -27,7 +27,8 @@ async def wait_whole(
     """Wait until every slice of the lease is whole; a slice that breaks on the way is replaced whole.
 
     Hours in a queue do not eat into the minutes in which hosts come up and are labelled: each phase
-    has its own deadline, which counts from when the far side says that it began.
+    has its own deadline, which counts from when the far side says that it began. A slice that was
+    replaced has all of them before it again; what the far side makes anew by itself, once more.
 
     :param schedule: the deadlines of the phases ``queued``, ``provisioning`` and ``labelled``.
     :param say: takes a line for the log whenever the report changes.
@@ -45,6 +46,7 @@ async def wait_whole(
             )
         say(f"Replacing {', '.join(report.broken)}: {report.describe()}")
         lease = await backend.repair(lease, say=say)
+        schedule = schedule.model_copy(update={"begun": utc_now()})
         repairs += 1
     return lease, report
 
@@ -57,13 +59,39 @@ async def _whole_or_broken(
             raise _lost(lease, report)
         if report.ready or report.broken:
             return Done(report)
-        decider.enter(report.phase, schedule.until(report.phase, report.since))
+        decider.enter(report.phase, bounds.until(report.phase, report.since))
         return Pending(f"{report.phase}: {report.describe()}")
 
+    bounds = _Bounds(schedule)
     decider: Wait[Readiness, Readiness] = Wait(
         f"lease {lease.id}", judge, deadline=schedule.until(Phase.LABELLED), poll_s=poll_s, on_progress=say
     )
     return await wait_async(lambda: backend.observe(lease), decider)
+
+
+class _Bounds:
+    """The deadlines of one wait for pods or hosts that may be made anew again and again.
+
+    Each new one begins its phase anew, so one that crashes and is replaced for ever would put off a
+    phase's own deadline for ever. Together the two phases last no longer than a first and a second round.
+
+    :param schedule: the deadlines as they are without that.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule = schedule
+        self._last: datetime | None = None
+
+    def until(self, phase: Phase, since: datetime | None) -> datetime:
+        """See :meth:`Schedule.until`."""
+        asked = self._schedule.until(phase, since)
+        if phase is Phase.QUEUED:  # whoever queues grants anew, and that takes as long as it takes
+            self._last = None
+        if phase not in (Phase.PROVISIONING, Phase.LABELLED):
+            return asked
+        deadlines = self._schedule.deadlines
+        self._last = self._last or asked + 2 * (deadlines.provisioning + deadlines.labelled)
+        return min(asked, self._last)
 
 
 async def stands(backend: Backend, lease: SliceLease) -> bool:
@@ -88,6 +116,7 @@ async def reach(
     :raises Preempted: when the lease's head is gone with all that ran on it.
     """
     away: datetime | None = None
+    bounds = _Bounds(schedule)
 
     async def look() -> Answer:
         nonlocal away
@@ -100,7 +129,7 @@ async def reach(
             if report.lost and (away is None or utc_now() - away >= timedelta(seconds=GRACE_S)):
                 raise _lost(lease, report) from None
             here = phase if report.phase is Phase.LABELLED else report.phase
-            decider.enter(here, schedule.until(here, report.since if here is report.phase else None))
+            decider.enter(here, bounds.until(here, report.since if here is report.phase else None))
             raise
 
     decider: Wait[Answer, Answer] = Wait(

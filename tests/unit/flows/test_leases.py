@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from datetime import UTC, datetime, timedelta
 
 import pytest
 
 from raytpu_ops.backends.base import Released
-from raytpu_ops.flows.leases import found, give_back, stands, wait_whole
+from raytpu_ops.flows.leases import found, give_back, reach, stands, wait_whole
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted
+from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted, RemoteUnavailable
+from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.readiness import Readiness
 from tests.unit.flows.conftest import BROKEN, LOST, TOO_LATE, WAITING, WHOLE, schedule
 
 
@@ -85,6 +88,66 @@ async def test_a_queue_that_takes_too_long_is_named(backend, lease):
 
     with pytest.raises(DeadlineExceeded, match=r"the queued deadline .* host 1 is not there"):
         await wait_whole(backend, lease, schedule=schedule(ago=61, queued=60), say=print)
+
+
+@pytest.mark.parametrize("phases", [[Phase.LABELLED], [Phase.PROVISIONING], [Phase.PROVISIONING, Phase.LABELLED]])
+async def test_hosts_that_are_made_anew_for_ever_end_the_wait(backend, lease, phases):
+    """KubeRay replaces a pod that crashes, and the new one begins its phase anew."""
+    looks = itertools.cycle(phases)
+
+    async def observe(_: SliceLease) -> Readiness:
+        return WAITING.model_copy(update={"phase": next(looks), "since": datetime.now(UTC)})
+
+    backend.observe = observe
+
+    async with asyncio.timeout(30):
+        with pytest.raises(DeadlineExceeded, match=r"deadline .* host 1 is not there"):
+            await wait_whole(
+                backend, lease, schedule=schedule(provisioning=0.1, labelled=0.1), say=lambda _: None, poll_s=0.01
+            )
+
+
+async def test_a_ray_whose_head_is_made_anew_for_ever_ends_the_call(backend, lease):
+    async def observe(_: SliceLease) -> Readiness:
+        return WAITING.model_copy(update={"since": datetime.now(UTC)})
+
+    async def silent() -> None:
+        raise RemoteUnavailable("no answer")
+
+    backend.observe = observe
+
+    async with asyncio.timeout(30):
+        with pytest.raises(DeadlineExceeded, match="labelled deadline .* no answer"):
+            await reach(backend, lease, silent, schedule=schedule(provisioning=0.1, labelled=0.1), say=lambda _: None)
+
+
+async def test_hosts_that_are_made_anew_once_have_their_time(backend, lease):
+    """Those of a spot slice that went while they came up."""
+    now = datetime.now(UTC)
+    backend.reports = [
+        WAITING.model_copy(update={"since": now - timedelta(seconds=59)}),
+        WAITING.model_copy(update={"phase": Phase.PROVISIONING, "since": now}),
+        WAITING.model_copy(update={"since": now + timedelta(seconds=60)}),
+        WHOLE,
+    ]
+
+    waited = wait_whole(backend, lease, schedule=schedule(ago=59, provisioning=60, labelled=60), say=print, poll_s=0.01)
+
+    assert await waited == (lease, WHOLE)
+
+
+@pytest.mark.parametrize("phase", [Phase.PROVISIONING, Phase.LABELLED])
+async def test_a_slice_that_was_just_replaced_has_time_of_its_own(backend, lease, phase):
+    """Its old pods are ending and its new ones not made yet: all that is known is when the lease was granted."""
+    granted = datetime.now(UTC) - timedelta(hours=1)
+    coming = WAITING.model_copy(update={"phase": phase, "since": granted})
+    backend.reports = [BROKEN, coming, coming, WHOLE]
+
+    _, report = await wait_whole(
+        backend, lease, schedule=schedule(ago=3600, provisioning=60, labelled=60), say=print, poll_s=0.01
+    )
+
+    assert report == WHOLE
 
 
 @pytest.mark.parametrize("phase", [Phase.QUEUED, Phase.PROVISIONING])
