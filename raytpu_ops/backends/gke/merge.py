@@ -12,7 +12,7 @@ from typing import Any
 from raytpu_ops.tpu.errors import InvalidSpec
 
 #: Field name of a list in a pod template -> the key of its items.
-_KEYS = {
+KEYS = {
     "containers": "name",
     "initContainers": "name",
     "ephemeralContainers": "name",
@@ -56,7 +56,7 @@ def merged(base: Mapping[str, Any], over: Mapping[str, Any], where: str) -> dict
 def _list(field: str, base: list[Any], over: list[Any], where: str) -> list[Any]:
     if field in _ADDED:
         return [*base, *(item for item in over if item not in base)]
-    key = _KEYS.get(field)
+    key = KEYS.get(field)
     if key is None:
         return list(over)
     out = {item[key]: item for item in base}

@@ -26,6 +26,14 @@ def made(spec: SliceSpec = SPEC, rung: Any = None, **options: Any) -> dict[str, 
     return ray_cluster("d-provision-1", spec, rung or OnDemand(), Settings.of(options))
 
 
+def of_pod(**fields: Any) -> dict[str, Any]:
+    return {"host_template": {"spec": fields}}
+
+
+def ray_container(**fields: Any) -> dict[str, Any]:
+    return of_pod(containers=[{"name": "ray-worker", **fields}])
+
+
 def variable(container: str, name: str) -> dict[str, Any]:
     """A template that gives the container the variable."""
     return {"spec": {"containers": [{"name": container, "env": [{"name": name, "value": "1"}]}]}}
@@ -139,6 +147,21 @@ def test_a_template_is_merged_over_ours():
     assert host(made())["tolerations"] == SPEC.shape.tolerations  # and ours is as it was
 
 
+def test_a_template_may_say_what_kubernetes_takes():
+    """Amounts as numbers, ports by name or number, and fields that are newer than the client library."""
+    chips = {"google.com/tpu": SPEC.shape.chips_per_host}
+    probe = {"httpGet": {"port": "http"}, "periodSeconds": 5}
+    main = {"resources": {"requests": {**chips, "cpu": 1.5}, "limits": chips}, "readinessProbe": probe, "newer": ["x"]}
+    volume = {"name": "shm", "emptyDir": {"medium": "Memory", "sizeLimit": 2**30}}
+    projected = {"name": "id", "projected": {"sources": [{"serviceAccountToken": {"path": "t", "audience": "a"}}]}}
+    found = host(made(**ray_container(**main)))["containers"][0]
+
+    assert found["resources"]["requests"]["cpu"] == 1.5
+    assert found["readinessProbe"] == probe
+    assert found["newer"] == ["x"]
+    assert host(made(**of_pod(volumes=[volume, projected], hostNewer=1)))["volumes"] == [volume, projected]
+
+
 def test_a_sidecar_may_have_the_token_and_played_hosts_say_what_they_are():
     sidecar = {"name": "sidecar", "image": "s:1", "env": [{"name": "RAY_AUTH_TOKEN_PATH", "value": "/token"}]}
     assert made(host_template={"spec": {"containers": [sidecar]}})
@@ -223,6 +246,29 @@ def test_the_name_fits_whatever_the_owner_is_called():
             "head_template: a pod template has no 'replicas'; there are metadata, spec",
         ),
         ({"head_template": {"spec": "x"}}, "head_template.spec: must be an object, got str"),
+        (
+            ray_container(env={"HF_HOME": "/x"}),
+            "host_template.spec.containers[0].env: must be a list of objects with 'name', got dict",
+        ),
+        (
+            ray_container(env=[{"name": "A", "value": 1}]),
+            "host_template.spec.containers[0].env[0].value: must be text, got int",
+        ),
+        (ray_container(resources="x"), "host_template.spec.containers[0].resources: must be an object, got str"),
+        (ray_container(resources={"limits": 4}), "containers[0].resources.limits: must be an object, got int"),
+        (ray_container(tty="yes"), "containers[0].tty: must be true or false, got str"),
+        (ray_container(image=None), "container 'ray-worker' has no image; leave the field out"),
+        (of_pod(containers="x"), "host_template.spec.containers: must be a list of objects with 'name', got str"),
+        (of_pod(containers=["x"]), "host_template.spec.containers[0]: must be an object, got str"),
+        (of_pod(containers=[None]), "host_template.spec.containers[0]: must be an object, got NoneType"),
+        (of_pod(nodeSelector="x"), "host_template.spec.nodeSelector: must be an object, got str"),
+        (of_pod(nodeSelector={"a": 1}), "host_template.spec.nodeSelector.a: must be text, got int"),
+        (of_pod(tolerations="x"), "host_template.spec.tolerations: must be a list, got str"),
+        (of_pod(tolerations={"key": "x"}), "host_template.spec.tolerations: must be a list, got dict"),
+        (of_pod(terminationGracePeriodSeconds="5"), "GracePeriodSeconds: must be a whole number, got str"),
+        (of_pod(terminationGracePeriodSeconds=True), "GracePeriodSeconds: must be a whole number, got bool"),
+        ({"head_template": {"metadata": {"labels": "x"}}}, "head_template.metadata.labels: must be an object, got str"),
+        ({"head_template": {"metadata": {"labels": {"a": 1}}}}, "head_template.metadata.labels.a: must be text"),
         (
             {"host_template": {"spec": {"containers": [{"name": "ray-workr", "env": []}]}}},
             "container 'ray-workr' has no image; did you mean 'ray-worker'",
