@@ -117,16 +117,20 @@ def reap(where: Where, *, dry_run: bool) -> int:
 async def _release(backend: Backend, lease_id: str) -> Released:
     from raytpu_ops.flows.leases import give_back
 
-    found = {lease.id: lease for lease in await backend.list_leases(_aside)}
-    if lease_id not in found:
-        raise InvalidSpec(
-            f"lease {lease_id!r} does not exist on {backend.name}; there are {', '.join(found) or 'none'}"
-        )
+    found = await backend.list_leases(_aside)
+    # More than one where the owner asked in other zones later.
+    named = [lease for lease in found if lease.id == lease_id]
+    if not named:
+        there = ", ".join(dict.fromkeys(lease.id for lease in found)) or "none"
+        raise InvalidSpec(f"lease {lease_id!r} does not exist on {backend.name}; there are {there}")
     by = Deadlines.of(None).at(Phase.RELEASING)
-    try:
-        return await give_back(backend, found[lease_id], by=by, say=_aside)
-    except DeadlineExceeded as error:
-        return Released(left=[str(error)])
+    removed, left = [], []
+    for lease in named:
+        try:
+            removed += (await give_back(backend, lease, by=by, say=_aside)).removed
+        except DeadlineExceeded as error:
+            left.append(str(error))
+    return Released(removed=removed, left=left)
 
 
 async def _rows(backend: Backend) -> list[dict[str, Any]]:

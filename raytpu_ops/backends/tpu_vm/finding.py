@@ -26,6 +26,8 @@ async def found(
 ) -> list[SliceLease]:
     """Leases; of nodes whose queued resource is gone too, because those bill.
 
+    An owner may have one in each zone, where its task was cleared with other zones: all are told, the last one first.
+
     :param api: open.
     :param zones: that are named; where there are none, all that there are.
     :param owner: whose, in those zones; None for everybody's in all zones.
@@ -37,7 +39,7 @@ async def found(
     away: set[str] = set()
     # Of everybody's, one that is away keeps no other from being seen.
     unheard = None if owner else away.update
-    leases: dict[str, SliceLease] = {}
+    leases: dict[tuple[str, str], SliceLease] = {}
     for zone in (zones if owner else ()) or (EVERYWHERE,):
         nodes = await api.nodes(zone, unheard)
         if owner and zone != EVERYWHERE:
@@ -48,14 +50,17 @@ async def found(
             # A copy that somebody made of one carries its record, but has a name of its own.
             if view.record is not None and view.id == naming.lease_id(view.record.owner):
                 its = [node for node in nodes if (node.zone, node.queued) == (view.zone, view.id)]
-                leases[view.id] = lease_of(view, view.record, its, who=who)
+                leases[view.zone, view.id] = lease_of(view, view.record, its, who=who)
         there = {(view.zone, view.id) for view in views}
         for node in nodes:
-            if node.record is not None and (name := naming.lease_id(node.record.owner)) not in leases:
-                leases[name] = lease_of(None, node.record, [node], who=who)
+            if node.record is None:
+                continue
+            if (key := (node.zone, naming.lease_id(node.record.owner))) not in leases:
+                leases[key] = lease_of(None, node.record, [node], who=who)
         _tell_unread([*views, *(node for node in nodes if (node.zone, node.queued) not in there)], owner, say)
     _tell_away({one.rpartition("/")[2] for one in away}, set(zones), say)
-    return [lease for lease in leases.values() if owner in (None, lease.owner)]
+    told = [lease for lease in leases.values() if owner in (None, lease.owner)]
+    return sorted(told, key=lambda lease: lease.granted_at, reverse=True)
 
 
 def _tell_away(away: set[str], named: set[str], say: Say) -> None:

@@ -224,6 +224,22 @@ def test_release_waits_until_all_is_gone_and_says_what_is_left_where_that_takes_
     assert "left: lease demo-lease: the releasing deadline" in run("release", "demo-lease", code=1)
 
 
+def test_release_gives_back_all_that_has_the_name(backend: Backend, monkeypatch: pytest.MonkeyPatch):
+    """F09: a task that was cleared with other zones has a lease in each."""
+    zones = ["us-central2-b", "europe-west4-b"]
+    leases = [backend.lease.model_copy(update={"place": {"zones": zone}}) for zone in zones]
+
+    async def list_leases(say: object, /) -> list[SliceLease]:
+        return leases
+
+    async def release(lease: SliceLease) -> Released:
+        return Released(removed=[f"what is in {lease.place['zones']}"])
+
+    monkeypatch.setattr(backend, "list_leases", list_leases)
+    monkeypatch.setattr(backend, "release", release)
+    assert run("release", "demo-lease").splitlines() == [f"removed: what is in {zone}" for zone in zones]
+
+
 def test_release_of_a_lease_that_is_none_names_those_that_are(backend: Backend):
     with pytest.raises(InvalidSpec, match="'nonsense' does not exist on local; there are demo-lease"):
         run("release", "nonsense")

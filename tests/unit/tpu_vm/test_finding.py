@@ -45,6 +45,23 @@ async def test_leases_are_found_in_whichever_zones_their_task_named(google: Goog
     assert nothing_left(google)
 
 
+async def test_what_an_owner_has_in_another_zone_is_hidden_by_nothing(google: GoogleFake, make: Make):
+    """F09: of a task that was cleared with other zones; each is a lease, and who looks for its own finds the last."""
+    older, newer = [await make(zones=[zone]).acquire(planned(), ME) for zone in ZONES]
+    backend = make(zones=[])
+    assert older.id == newer.id
+    assert sorted(await backend.list_leases(), key=lambda one: one.granted_at) == [older, newer]
+    assert await make().find(ME) == await make(zones=ZONES[::-1]).find(ME) == newer
+    await backend.release(older)
+    google.advance(300)
+    assert await backend.list_leases() == [newer]
+    del google.tpu.queued[full(OTHER)]
+    [left] = await backend.list_leases()
+    await backend.release(left)
+    google.advance(300)
+    assert nothing_left(google)
+
+
 async def test_what_is_granted_anew_elsewhere_is_found_by_who_has_only_the_lease(google: GoogleFake, make: Make):
     lease = await make().acquire(planned(Spot()), ME)
     google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
