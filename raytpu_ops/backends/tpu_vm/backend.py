@@ -158,7 +158,7 @@ class TpuVmBackend:
             )
 
     async def _acquired(
-        self, plan: Plan, owner: Owner, settings: Settings, token: str | None, say: Say, *, anew: bool = False
+        self, plan: Plan, owner: Owner, settings: Settings, token: str | None, say: Say, *, ends: datetime | None = None
     ) -> SliceLease:
         async with self._api() as api:
             granting = Granting(
@@ -167,7 +167,7 @@ class TpuVmBackend:
                 owner,
                 settings,
                 token=token,
-                anew=anew,
+                ends=ends,
                 clock=self._clock,
                 sleep=self._sleep,
                 say=say,
@@ -316,10 +316,12 @@ class TpuVmBackend:
             lease_for=record.lease_for,
             deadlines=record.deadlines,
         )
+        # What is lost may have been granted anew itself; a task may hold the older lease.
+        ends = record.ends or lease.expires_at
         # The options of the task that provisioned it: this task knows only how to find it.
         settings = Settings.of(record.settings)
         token = (self._ray_token or lost.token) if settings.ray_head else None
-        granted = await self._acquired(plan, lease.owner, settings, token, say, anew=True)
+        granted = await self._acquired(plan, lease.owner, settings, token, say, ends=ends)
         return granted.model_copy(update={"conn_id": lease.conn_id})
 
     async def release(self, lease: SliceLease) -> Released:

@@ -70,8 +70,8 @@ class Granting:
     :param plan: what is wanted.
     :param owner: for whom.
     :param settings: the backend's options.
-    :param anew: in the place of what Google took back; where nothing stands any more, it was given back, and nothing
-        is asked for.
+    :param ends: when the lease is over, in the place of what Google took back; where nothing stands any more, it was
+        given back, and nothing is asked for. None for a lease of its own.
     :param token: of a Ray head of the user's own; None makes a new one.
     :param clock: the time, UTC.
     :param sleep: takes seconds, between two looks.
@@ -86,13 +86,13 @@ class Granting:
         settings: Settings,
         *,
         token: str | None,
-        anew: bool = False,
+        ends: datetime | None = None,
         clock: Callable[[], datetime],
         sleep: Callable[[float], Awaitable[None]],
         say: Say,
     ) -> None:
         self._api, self._plan, self._owner, self._settings = api, plan, owner, settings
-        self._token, self._clock, self._sleep, self._say, self._anew = token, clock, sleep, say, anew
+        self._token, self._clock, self._sleep, self._say, self._ends = token, clock, sleep, say, ends
         self._name = naming.lease_id(owner)
         self._digest = digest(plan, settings)
         self._steps = ladder.steps(plan, settings.zones)
@@ -107,7 +107,7 @@ class Granting:
         :raises CapacityUnavailable: no rung had the chips in any zone.
         :raises Misconfigured: Google refuses for good, or something else has the name.
         """
-        found = await self._found(follow=self._anew)
+        found = await self._found(follow=self._ends is not None)
         try:
             return await self._climb(found)
         except RayTpuError as error:
@@ -277,6 +277,7 @@ class Granting:
             settings=asked_with(settings),
             digest=self._digest,
             lease_for=self._plan.lease_for,
+            ends=self._ends,
             deadlines=self._plan.deadlines,
             until=ladder.deadline(step, climb, self._plan),
             dashboard=settings.dashboard_url,

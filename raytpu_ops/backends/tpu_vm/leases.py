@@ -33,6 +33,7 @@ def lease_of(
     slices = list(view.node_ids) if view is not None else [node.id for node in nodes]
     granted = _granted_at(nodes)
     begun = granted or record.climb.begun
+    ends = record.ends or (granted or max(record.until, begun)) + record.lease_for
     return SliceLease(
         id=name,
         owner=record.owner,
@@ -45,7 +46,7 @@ def lease_of(
         ray=_endpoint(name, zone, record, next((node for node in nodes if node.id == slices[0]), None)),
         attempts=record.climb.tried,
         granted_at=begun,
-        expires_at=(granted or max(record.until, begun)) + record.lease_for,
+        expires_at=max(ends, begun),
     )
 
 

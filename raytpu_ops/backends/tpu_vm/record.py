@@ -43,7 +43,8 @@ class Record(Checked):
     :param ladder: all rungs, for slices in the place of those that Google takes back.
     :param settings: the options that it was asked for with.
     :param digest: of everything that was asked for.
-    :param lease_for: how long the lease lasts from the moment in which it is granted.
+    :param lease_for: how long the lease lasts from the moment in which it is granted first.
+    :param ends: when it is over, UTC, of slices in the place of those that are lost; None for the first ones.
     :param deadlines: how long its phases may last, also for slices in the place of those that are lost.
     :param until: when waiting for this rung is over, UTC.
     :param dashboard: where Ray's dashboard is reached, where it is not the head's own address.
@@ -59,6 +60,7 @@ class Record(Checked):
     settings: PlainDict
     digest: Word
     lease_for: Duration
+    ends: Instant | None = None
     deadlines: Deadlines = Field(default_factory=Deadlines)
     until: Instant
     dashboard: Url | None = None

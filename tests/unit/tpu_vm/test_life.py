@@ -162,6 +162,31 @@ async def test_a_repair_waits_as_long_as_the_task_that_provisioned_would(google:
     assert anew.attempts == []
 
 
+async def test_a_repair_leaves_the_lease_its_end(google: GoogleFake, make: Make):
+    """F09: slices that are granted anew, once or twice, last no longer than those that were lost would have."""
+    first = lease = await make().acquire(planned(Spot()), ME)
+    for _ in range(2):
+        google.advance(3600)
+        [zone, _] = lease.created["queued resource"][0].split("/")
+        google.tpu.preempt(f"projects/{PROJECT}/locations/{zone}/nodes/{lease.created['slice'][0]}")
+        google.advance(60)
+        google.faults.stockout(times=1)
+        anew = await make().repair(lease)
+        assert anew.granted_at > lease.granted_at
+        assert anew.expires_at == first.expires_at
+        assert await make().find(ME) == anew
+        lease = anew
+
+
+async def test_slices_that_are_granted_anew_after_the_leases_end_have_expired(google: GoogleFake, make: Make):
+    """F09: the reaper takes them."""
+    lease = await make().acquire(planned(Spot()), ME)
+    google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
+    google.advance(timedelta(hours=13).total_seconds())
+    anew = await make().repair(lease)
+    assert anew.expires_at == anew.granted_at
+
+
 async def test_nothing_is_asked_for_anew_while_somebody_gives_the_lease_back(google: GoogleFake, make: Make):
     lease = await make().acquire(planned(Spot()), ME)
     google.tpu.preempt(f"{PARENT}/nodes/{lease.created['slice'][0]}")
