@@ -23,7 +23,7 @@ prepare_environment()
 HERE = Path(__file__).parent
 _NUMBERS = itertools.count()
 #: The ways of :func:`way`, the longest first.
-LONGEST = ("nodes", "nodes from Google", "one cluster", "airflow+ray", "gke", "others", "ray", "airflow")
+LONGEST = ("nodes", "nodes from Google", "one cluster", "airflow+ray", "ray", "others", "gke", "airflow")
 #: Variables by whose values a process tells that it belongs to this session.
 _OWN = ("AIRFLOW_HOME", "RAYTPU_LOCAL_ROOT", "RAYTPU_ROOT")
 
