@@ -60,6 +60,8 @@ class KubernetesFaults:
         :param prefix: of its name.
         :param wait: until it is gone; else it is told to go.
         """
+        # A test before may have had the API server killed: connections that are idle since then are dead.
+        self.api.rest_client.pool_manager.clear()
         with accounts.namespace(self, f"{prefix}-{secrets.token_hex(3)}", wait=wait) as name:
             yield name
 

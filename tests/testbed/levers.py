@@ -254,6 +254,7 @@ class Levers(KubernetesFaults):
             yield
         finally:
             self.order("start_api")
+            self.api.rest_client.pool_manager.clear()
 
     def restart_api(self, seconds: float = 0) -> None:
         """The API server is killed and comes back.
