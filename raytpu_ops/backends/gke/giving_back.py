@@ -156,17 +156,24 @@ class GivingBack:
         self.refused.append(words)
 
     async def _node_pool(self, google: PoolsApi, pool: NodePoolView) -> None:
-        if pool.status == "STOPPING":
-            self.left.append(f"node pool {pool.name} is being deleted")
-            return
-        busy = await google.delete(pool.name)
-        if busy is not None:
-            self.left.append(f"node pool {pool.name} is {pool.status}, and Google works on {busy} first")
-            return
-        self.removed.append(f"node pool {pool.name}")
-        self.left.append(f"node pool {pool.name} was told to go")
+        begun, words = await told_to_go(google, pool)
+        self.removed += [f"node pool {pool.name}"] if begun else []
+        self.left.append(words)
 
     async def _policy(self, google: PoolsApi, name: str, zone: str) -> None:
         there = await remove_policy(google, self.owner, name, zone)
         if there:
             self.left.append(there)
+
+
+async def told_to_go(google: PoolsApi, pool: NodePoolView) -> tuple[bool, str]:
+    """Delete a node pool, unless that is under way.
+
+    :return: whether it has begun just now, and what there still is, in words.
+    """
+    if pool.status == "STOPPING":
+        return False, f"node pool {pool.name} is being deleted"
+    busy = await google.delete(pool.name)
+    if busy is not None:
+        return False, f"node pool {pool.name} is {pool.status}, and Google works on {busy} first"
+    return True, f"node pool {pool.name} was told to go"

@@ -15,6 +15,7 @@ from typing import Any
 
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, requests_of
+from raytpu_ops.backends.gke.giving_back import told_to_go
 from raytpu_ops.backends.gke.granting import Tools, pools_of
 from raytpu_ops.backends.gke.node_pools import NodePoolView, Sight, Wanted, creations
 from raytpu_ops.backends.gke.objects import ClusterView
@@ -88,9 +89,7 @@ class Mending:
             # A name that a RayCluster has is for whoever releases that one.
             if pool is None or name in wanted or not pool.is_of(self._lease.owner):
                 continue
-            left.append(pool.words())
-            if pool.status != "STOPPING":
-                await self._tools.google.delete(name)
+            left.append((await told_to_go(self._tools.google, pool))[1])
         return Pending("; ".join(left)) if left else Done(None)
 
     async def _begin(self) -> Done[tuple[Record | None, bool]]:
