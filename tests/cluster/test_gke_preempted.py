@@ -65,6 +65,16 @@ async def at_work(gke: GkeBackend, lease: SliceLease, lines: list[str]) -> tuple
     return request, working
 
 
+async def runs_once_more(gke: GkeBackend, lease: SliceLease, lines: list[str]) -> None:
+    """What the retry of a task does once the lease is whole again, and the release after it."""
+    await wait_whole(gke, lease, schedule=schedule(), say=print)
+    again = await requested(gke, lease, "echo once more")
+    result = await run_job(gke, lease, again, emit=lines.append, say=print)
+    assert len(result["hosts"]) == 2
+    assert sum("once more" in line for line in lines) == 2
+    await released(gke, lease)
+
+
 async def test_work_whose_head_stays_away_ends_as_preempted_and_its_retry_waits_for_another_head(
     any_queued_slice: KubernetesFaults,
 ) -> None:
@@ -89,12 +99,7 @@ async def test_work_whose_head_stays_away_ends_as_preempted_and_its_retry_waits_
             assert report.lost
             assert not report.stands
             assert "waits for a node: 0/" in report.describe()
-        await wait_whole(gke, lease, schedule=schedule(), say=print)
-        request = await requested(gke, lease, "echo once more")
-        result = await run_job(gke, lease, request, emit=lines.append, say=print)
-        assert len(result["hosts"]) == 2
-        assert sum("once more" in line for line in lines) == 2
-        await released(gke, lease)
+        await runs_once_more(gke, lease, lines)
 
 
 async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_when_the_quota_is_back(
@@ -123,10 +128,5 @@ async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_whe
         await eventually_async(queued_again, "the lease is queued again")
         await released(important, high)
 
-        await wait_whole(gke, lease, schedule=schedule(), say=print)
-        again = await requested(gke, lease, "echo once more")
-        result = await run_job(gke, lease, again, emit=lines.append, say=print)
-        assert len(result["hosts"]) == 2
-        assert sum("once more" in line for line in lines) == 2
-        await released(gke, lease)
+        await runs_once_more(gke, lease, lines)
         assert cluster.count("ray.io/v1", "RayCluster", OWNER, namespace) == 0
