@@ -85,5 +85,21 @@ def get_provider_info() -> dict[str, Any]:
                 },
             }
         ],
+        "config": {
+            "raytpu": {
+                "description": "Ray on TPU",
+                "options": {
+                    "deployment": {
+                        "description": "A name for this Airflow, where several run the same DAG on one cluster or in "
+                        "one project: it becomes part of whose a lease is, so that none touches another's slices. "
+                        "Change it only while no lease is held.",
+                        "version_added": None,
+                        "type": "string",
+                        "example": "staging",
+                        "default": "",
+                    }
+                },
+            }
+        },
         "extra-links": ["raytpu_ops.links.ray_dashboard.RayDashboardLink"],
     }

@@ -13,6 +13,7 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow.sdk import BaseOperator, XComArg
+from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from raytpu_ops.operators.retries import TpuRetryPolicy
@@ -38,8 +39,21 @@ def owner_of(context: Context, task_id: str | None = None) -> Owner:
     :param task_id: another task of the same run, where that one is the owner.
     """
     ti = context["ti"]
-    index = -1 if ti.map_index is None else ti.map_index
-    return Owner(dag_id=ti.dag_id, run_id=ti.run_id, task_id=task_id or ti.task_id, map_index=index)
+    return Owner(
+        dag_id=ti.dag_id,
+        run_id=ti.run_id,
+        task_id=task_id or ti.task_id,
+        map_index=-1 if ti.map_index is None else ti.map_index,
+        deployment=deployment(),
+    )
+
+
+def deployment() -> str | None:
+    """The name by which this Airflow knows itself, ``[raytpu] deployment``; None where it has none.
+
+    Two that run one DAG on one cluster would otherwise hold the same leases.
+    """
+    return conf.get("raytpu", "deployment", fallback="").strip() or None
 
 
 def epoch_of(context: Context) -> int:

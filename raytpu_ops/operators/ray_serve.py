@@ -144,11 +144,10 @@ class RayServeOperator(RayTpuOperator):
         from raytpu_ops.flows.serving import ServeRequest
 
         owner = owner_of(context)
-        mapped = owner.map_index >= 0
         fields = {
             **self._asked(self.default_name(owner.map_index)),
             # Without the run: the next run of the same task may replace what this one serves.
-            "owner": f"{owner.dag_id}/{owner.task_id}" + (f"[{owner.map_index}]" if mapped else ""),
+            "owner": owner.every_run,
             "schedule": schedule,
             "poll_s": self.poll_interval,
         }

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
-from raytpu_ops.operators.base import RayTpuOperator, has_template
+from raytpu_ops.operators.base import RayTpuOperator, deployment, has_template
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec
 from raytpu_ops.tpu.words import shown
@@ -95,7 +95,12 @@ class ReapTpuSlicesOperator(RayTpuOperator):
 
 
 def _is_over(ti: Any, owner: Owner, unknown_is_over: bool) -> bool | None:
-    """Whether this Airflow says that the owner's run is over; None where it does not know the run."""
+    """Whether this Airflow says that the owner's run is over; None where it does not know the run.
+
+    A run of another deployment it never knows, whatever its own run of that name has come to.
+    """
+    if owner.deployment != deployment():
+        return None
     run = {"dag_id": owner.dag_id, "run_ids": [owner.run_id]}
     if ti.get_dr_count(**run, states=["success", "failed"]):
         return True

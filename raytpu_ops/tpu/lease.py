@@ -31,6 +31,7 @@ class Owner(Checked):
     :param run_id: the DAG run.
     :param task_id: the task that acquires.
     :param map_index: the index of a mapped task, -1 where it is not mapped.
+    :param deployment: the Airflow that runs it, where its configuration has a name for itself.
     :raises InvalidSpec: for ids that Airflow could not have made.
     """
 
@@ -38,19 +39,32 @@ class Owner(Checked):
     run_id: Word
     task_id: Word
     map_index: Count = Field(default=-1, ge=-1)
+    deployment: Word | None = None
 
     @property
     def key(self) -> str:
-        """Readable identity, for logs: ``dag/run/task`` with ``[index]`` where mapped."""
-        index = "" if self.map_index < 0 else f"[{self.map_index}]"
-        return f"{self.dag_id}/{self.run_id}/{self.task_id}{index}"
+        """Readable identity, for logs: ``dag/run/task`` with ``[index]`` where mapped, ``deployment:`` before it."""
+        return f"{self._airflow}{self.dag_id}/{self.run_id}/{self.task_id}{self._index}"
+
+    @property
+    def every_run(self) -> str:
+        """Readable identity of the same task in all runs: ``dag/task``, with what :attr:`key` has around it."""
+        return f"{self._airflow}{self.dag_id}/{self.task_id}{self._index}"
+
+    @property
+    def _airflow(self) -> str:
+        return "" if self.deployment is None else f"{self.deployment}:"
+
+    @property
+    def _index(self) -> str:
+        return "" if self.map_index < 0 else f"[{self.map_index}]"
 
     @property
     def digest(self) -> str:
         """Sixteen hex digits that identify the owner in labels and names."""
         # No id has a NUL in it (see Word), so different owners never join to the same text.
-        parts = "\0".join((self.dag_id, self.run_id, self.task_id, str(self.map_index)))
-        return hashlib.sha256(parts.encode()).hexdigest()[:16]
+        parts = [self.dag_id, self.run_id, self.task_id, str(self.map_index), *filter(None, [self.deployment])]
+        return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]
 
 
 class RayEndpoint(Checked):

@@ -181,6 +181,7 @@ def owner_labels(owner: Owner) -> dict[str, str]:
         f"{LABEL_PREFIX}run": label_value(owner.run_id),
         f"{LABEL_PREFIX}task": label_value(owner.task_id),
         **({f"{LABEL_PREFIX}map-index": str(owner.map_index)} if owner.map_index >= 0 else {}),
+        **({f"{LABEL_PREFIX}deployment": label_value(owner.deployment)} if owner.deployment else {}),
     }
 
 

@@ -82,6 +82,19 @@ def test_where_no_other_airflow_has_leases_those_of_unknown_runs_are_taken_too(b
     assert set(backend.leases) == {"running"}
 
 
+def test_a_run_of_another_deployment_is_not_ours_even_where_one_of_that_name_is_over_here(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__RAYTPU__DEPLOYMENT", "staging")
+    theirs = backend.leases["failed"]
+    ours = theirs.model_copy(update={"id": "ours", "owner": theirs.owner.model_copy(update={"deployment": "staging"})})
+    backend.leases["ours"] = ours
+
+    run(unknown_runs="True")
+
+    assert set(backend.leases) == {"running", "failed", "foreign"}
+
+
 def test_a_dry_run_takes_nothing(backend: Backend) -> None:
     assert len(run(dry_run="True")["released"]) == 1
     assert len(backend.leases) == 3

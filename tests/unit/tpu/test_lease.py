@@ -80,7 +80,9 @@ def test_an_instant_without_a_time_zone_is_refused():
 class TestOwner:
     def test_the_key_reads_like_a_path(self):
         assert OWNER.key == "train/manual__2026-01-01/provision"
-        assert OWNER.model_copy(update={"map_index": 2}).key == "train/manual__2026-01-01/provision[2]"
+        mapped = OWNER.model_copy(update={"map_index": 2, "deployment": "staging"})
+        assert mapped.key == "staging:train/manual__2026-01-01/provision[2]"
+        assert mapped.every_run == "staging:train/provision[2]"
 
     def test_the_digest_stays_what_it_was(self):
         """Leases of an older release are found by it: a change orphans them."""

@@ -21,7 +21,14 @@ GOOGLE_LABEL = re.compile(r"[a-z0-9_-]{0,63}\Z")
 an_id = st.text(min_size=1, max_size=250).filter(str.isprintable) | st.text(
     string.ascii_letters + string.digits + "_.-+:", min_size=1, max_size=250
 )
-an_owner = st.builds(Owner, dag_id=an_id, run_id=an_id, task_id=an_id, map_index=st.integers(-1, 5000))
+an_owner = st.builds(
+    Owner,
+    dag_id=an_id,
+    run_id=an_id,
+    task_id=an_id,
+    map_index=st.integers(-1, 5000),
+    deployment=st.none() | an_id,
+)
 a_number = st.integers(0, naming.MAX_NUMBER)
 
 OWNER = Owner(dag_id="team.Train_Digits", run_id="scheduled__2026-01-01T00:00:00+00:00", task_id="slices.provision")
@@ -58,7 +65,13 @@ def test_different_owners_get_different_names(owner, other):
 
 @pytest.mark.parametrize(
     "change",
-    [{"dag_id": "team.train.digits"}, {"run_id": "manual__1"}, {"task_id": "slices_provision"}, {"map_index": 0}],
+    [
+        {"dag_id": "team.train.digits"},
+        {"run_id": "manual__1"},
+        {"task_id": "slices_provision"},
+        {"map_index": 0},
+        {"deployment": "staging"},
+    ],
 )
 def test_each_part_of_the_owner_counts_even_where_the_readable_part_is_the_same(change):
     other = OWNER.model_copy(update=change)
@@ -146,6 +159,10 @@ class TestLabels:
     def test_the_map_index_is_there_only_for_mapped_tasks(self):
         assert "raytpu-map-index" not in naming.owner_labels(OWNER)
         assert naming.owner_labels(OWNER.model_copy(update={"map_index": 3}))["raytpu-map-index"] == "3"
+
+    def test_the_deployment_is_there_only_where_this_airflow_has_a_name(self):
+        assert "raytpu-deployment" not in naming.owner_labels(OWNER)
+        assert naming.owner_labels(OWNER.model_copy(update={"deployment": "staging"}))["raytpu-deployment"] == "staging"
 
 
 class TestChosenNames:
