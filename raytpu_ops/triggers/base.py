@@ -158,4 +158,5 @@ class LeaseTrigger(FlowTrigger):
     def _same_run(self) -> bool:
         """The lease was granted in this very run; one that another run handed on is that one's."""
         granted = self.lease.owner
-        return (granted.dag_id, granted.run_id) == (self.owner.dag_id, self.owner.run_id)
+        ours = self.owner
+        return (granted.deployment, granted.dag_id, granted.run_id) == (ours.deployment, ours.dag_id, ours.run_id)

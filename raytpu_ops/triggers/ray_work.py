@@ -107,7 +107,7 @@ class RayJobTrigger(RequestTrigger):
         XCom.set(key=LINES_KEY, value={"submission_id": self._submission_id, "lines": position}, **self._task_key())
 
     def _task_key(self) -> dict[str, Any]:
-        return self.owner.model_dump(mode="json")
+        return self.owner.model_dump(mode="json", include={"dag_id", "run_id", "task_id", "map_index"})
 
     async def stop(self, backend: Backend) -> None:
         """Stop what this epoch has under way."""

@@ -7,9 +7,11 @@ import json
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Any
+from unittest.mock import create_autospec
 
 import pytest
 from airflow._shared.module_loading import import_string
+from airflow.sdk.execution_time.xcom import XCom
 
 from raytpu_ops.backends.base import Plan, Released
 from raytpu_ops.tpu.capacity import FlexStart, Spot
@@ -249,3 +251,29 @@ async def test_a_note_that_airflow_does_not_take_ends_no_job(monkeypatch: pytest
 
     assert result == {"metrics": {}}
     assert taken == [1]
+
+
+@pytest.mark.parametrize("deployment", [None, "staging"])
+def test_a_job_notes_how_far_its_log_was_shown_whatever_airflow_is_called(
+    monkeypatch: pytest.MonkeyPatch, deployment: str | None
+) -> None:
+    """Beside Airflow's own signatures, which take the four ids of a task instance and nothing more."""
+    xcoms: dict[str, Any] = {}
+    ids = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
+
+    def write(*, key: str, value: Any, **of: Any) -> None:
+        assert of == ids
+        xcoms[key] = value
+
+    def read(*, key: str, **of: Any) -> Any:
+        assert of == ids
+        return xcoms.get(key)
+
+    monkeypatch.setattr(XCom, "set", create_autospec(XCom.set, side_effect=write))
+    monkeypatch.setattr(XCom, "get_one", create_autospec(XCom.get_one, side_effect=read))
+    owner = OWNER.model_copy(update={"deployment": deployment})
+    kept = RayJobTrigger(lease=COMMON["lease"], owner=owner.model_dump(mode="json"), request={})
+
+    assert kept._read_note() == 0
+    kept._write_note(7)
+    assert kept._read_note() == 7
