@@ -133,13 +133,27 @@ async def _operator(cluster: Cluster) -> list[Check]:
             _unreadable("KubeRay operator", "deployments of all namespaces", cluster, answer),
             unseen(_INDEXING, "the operator's flags are not readable"),
         ]
-    for deployment in answer.items:
-        for container in deployment["spec"]["template"]["spec"]["containers"]:
-            if _OPERATOR_IMAGE.search(container["image"]):
-                return _of_operator(deployment, container, cluster.namespace)
+    judged = [
+        _of_operator(deployment, container, cluster.namespace)
+        for deployment in answer.items
+        for container in deployment["spec"]["template"]["spec"]["containers"]
+        if _OPERATOR_IMAGE.search(container["image"])
+    ]
+    if judged:
+        return _best(judged)
     where = "no Deployment of it: Google's add-on may hide it, or it runs outside of the cluster"
     help_ = f"make a RayCluster and see whether anybody minds it; if nobody does, {_GET_KUBERAY}"
     return [unseen("KubeRay operator", where, help_), unseen(_INDEXING, "the operator's flags are not readable")]
+
+
+def _best(judged: Sequence[list[Check]]) -> list[Check]:
+    """The operator that is right, else what is wrong with each: a cluster may have one for each team's namespaces."""
+    for rows in judged:
+        if rows[0].ok:
+            return rows
+    found = "; ".join(dict.fromkeys(rows[0].found for rows in judged))
+    help_ = "; ".join(dict.fromkeys(rows[0].help for rows in judged))
+    return [Check("KubeRay operator", False, found, help_), *judged[0][1:]]
 
 
 def _of_operator(deployment: dict[str, Any], container: dict[str, Any], namespace: str) -> list[Check]:

@@ -29,6 +29,7 @@ _SELECTOR = {
     "cloud.google.com/gke-tpu-topology": "2x4",
 }
 _HOST = 1
+_CONTAINER = "host"
 
 
 async def check(cluster: Cluster) -> Check:
@@ -66,8 +67,9 @@ async def _registered(cluster: Cluster) -> list[str] | None:
 def _of_pod(answer: Answer, registered: list[str] | None) -> Check:
     if not answer.ok:
         return _refused(answer, registered, "pod")
-    [container] = answer.body["spec"]["containers"]
-    ids = [one.get("value") for one in container.get("env") or [] if one["name"] == "TPU_WORKER_ID"]
+    # Other webhooks add containers of their own.
+    hosts = [container for container in answer.body["spec"]["containers"] if container["name"] == _CONTAINER]
+    ids = [one.get("value") for host in hosts for one in host.get("env") or [] if one["name"] == "TPU_WORKER_ID"]
     if not ids:
         return _absent("pods get no TPU_WORKER_ID", registered)
     if ids != [str(_HOST)]:
@@ -122,7 +124,7 @@ def _pod() -> dict[str, Any]:
 def _pod_spec() -> dict[str, Any]:
     # As strict as the strictest of Kubernetes' pod security standards asks for.
     container = {
-        "name": "host",
+        "name": _CONTAINER,
         "image": "none",
         "resources": {
             "requests": {"cpu": "1", "memory": "1Gi", "google.com/tpu": "4"},

@@ -147,6 +147,35 @@ def test_an_operator_that_minds_our_namespace_among_others(cluster: FakeCluster,
     assert look()["KubeRay operator"].ok
 
 
+OF_TEAM_A = deployment("kuberay/operator:v1.5.1", "--watch-namespace=team-a")
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_of_several_operators_one_that_is_right_is_enough(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], turned: bool
+):
+    both = [OF_TEAM_A, deployment("kuberay/operator:v1.6.2", "--watch-namespace", "raytpu")]
+    cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": both[::-1] if turned else both})
+    found = look()
+    assert found["KubeRay operator"].ok
+    assert found["KubeRay operator"].found.startswith("operator:v1.6.2")
+    assert found["RayMultiHostIndexing"].found == "on by default", "that of the operator which minds us"
+
+
+def test_of_several_operators_none_is_right_and_each_is_named(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]]
+):
+    both = [OF_TEAM_A, deployment("kuberay/operator:v1.6.2", available=0)]
+    cluster.answers[f"get {DEPLOYMENTS}"] = (200, {"items": both})
+    check = look()["KubeRay operator"]
+    assert check.missing
+    assert check.found == (
+        "ray-system/kuberay-operator minds only team-a; ray-system/kuberay-operator has no pod that is up"
+    )
+    assert "--watch-namespace" in check.help
+    assert "kubectl describe deployment" in check.help
+
+
 @pytest.mark.parametrize(
     ("operator", "ok", "seen"),
     [

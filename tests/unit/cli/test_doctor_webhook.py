@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import kmock
 import pytest
 
 from raytpu_ops.cli.doctor import Check
@@ -17,6 +19,23 @@ def test_who_may_not_create_pods_has_the_webhook_refuse_a_ray_cluster(look: Call
 def test_who_may_create_pods_has_the_webhook_give_an_id(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
     cluster.refused.clear()
     assert look()["TPU webhook"] == Check("TPU webhook", True, "gives each host its TPU_WORKER_ID")
+
+
+@pytest.mark.parametrize("worker_id", ["1", None])
+def test_a_sidecar_that_another_webhook_adds_is_not_taken_for_the_host(
+    cluster: FakeCluster, look: Callable[[], dict[str, Check]], worker_id: str | None
+):
+    def with_sidecar(request: kmock.Request) -> Any:
+        pod = admitted(request.data, worker_id)
+        proxy = {"name": "istio-proxy", "image": "proxy", "env": [{"name": "TPU_WORKER_ID", "value": "7"}]}
+        pod["spec"]["containers"].insert(0, proxy)
+        return pod
+
+    cluster.refused.clear()
+    cluster.answers[f"post {PODS}"] = with_sidecar
+    check = look()["TPU webhook"]
+    assert check.ok is (worker_id is not None)
+    assert check.found.startswith("gives each host its" if check.ok else "pods get no TPU_WORKER_ID")
 
 
 def test_a_webhook_that_does_not_number_hosts(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
