@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow.sdk import RetryDecision, RetryPolicy
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralTimeout
 from pydantic import Field, model_validator
 
 from raytpu_ops.tpu.errors import FailureClass, InvalidSpec, RayTpuError
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Where the counts are kept.
 KEY = "raytpu_retries"
+#: The class of every error that is not of this package: a bug, a template, a worker that broke.
+OTHER = "Other"
 
 
 class RetryBudget(Checked):
@@ -51,7 +54,7 @@ class RetryBudget(Checked):
         return wanted * rng.uniform(0.8, 1.2)
 
 
-_DEFAULTS = {
+_DEFAULTS: dict[str, RetryBudget] = {
     # Capacity comes back in minutes or hours, and others wait for it too.
     FailureClass.CAPACITY_UNAVAILABLE: RetryBudget(retries=6, delay=timedelta(minutes=5), longest=timedelta(hours=1)),
     # Other machines are there, and the work goes on from its last checkpoint.
@@ -62,18 +65,20 @@ _DEFAULTS = {
     FailureClass.DEADLINE_EXCEEDED: RetryBudget(retries=1, delay=timedelta(minutes=1), longest=timedelta(minutes=15)),
     # Waits bear a far side that is away for a while; whoever still fails so has waited long already.
     FailureClass.REMOTE_UNAVAILABLE: RetryBudget(retries=2, delay=timedelta(minutes=1), longest=timedelta(minutes=15)),
+    # Most of them come again, and slices bill meanwhile; the sum of all budgets would be nineteen tries.
+    OTHER: RetryBudget(retries=2, delay=timedelta(minutes=1), longest=timedelta(minutes=15)),
 }
-_WORDS = {
+_WORDS: dict[str, str] = {
     FailureClass.CAPACITY_UNAVAILABLE: "capacity",
     FailureClass.PREEMPTED: "preemption",
     FailureClass.USER_CODE_FAILED: "user_code",
     FailureClass.DEADLINE_EXCEEDED: "deadline",
     FailureClass.REMOTE_UNAVAILABLE: "remote",
+    OTHER: "other",
 }
 
-
 #: What no further try makes good.
-_FINAL = {
+_FINAL: dict[str, str] = {
     FailureClass.MISCONFIGURED: "it can never work as written",
     FailureClass.JOB_STOPPED: "somebody wanted it to end",
 }
@@ -82,11 +87,11 @@ _FINAL = {
 class TpuRetryPolicy(RetryPolicy):
     """See :func:`tpu_retry_policy`.
 
-    :param budgets: by class of failure.
+    :param budgets: by class of failure, and of all other errors (:data:`OTHER`).
     :param rng: the source of jitter.
     """
 
-    def __init__(self, budgets: Mapping[FailureClass, RetryBudget], *, rng: random.Random | None = None) -> None:
+    def __init__(self, budgets: Mapping[str, RetryBudget], *, rng: random.Random | None = None) -> None:
         self.budgets = dict(budgets)
         self._rng = rng or random.Random()  # noqa: S311 - jitter is no secret
 
@@ -99,23 +104,20 @@ class TpuRetryPolicy(RetryPolicy):
         self, exception: BaseException, try_number: int, max_tries: int, context: Context | None = None
     ) -> RetryDecision:
         """Called by Airflow in the worker when a try failed."""
-        if not isinstance(exception, RayTpuError):
-            return RetryDecision.default()
-        kind = exception.failure_class
+        kind = _kind_of(exception)
         if kind in _FINAL:
             return RetryDecision.fail(f"{kind}: {_FINAL[kind]}")
-        budget = self.budgets.get(kind)
-        if budget is None:
-            return RetryDecision.default()
+        said = type(exception).__name__ if kind == OTHER else kind
+        budget, word = self.budgets[kind], _WORDS[kind]
         failures = self._counted(kind, try_number, context)
         if failures > budget.retries:
-            used = f"all {budget.retries} retries of {_WORDS[kind]} are used" if budget.retries else "is not retried"
-            return RetryDecision.fail(f"{kind}: {used}")
+            used = f"all {budget.retries} retries of {word} are used" if budget.retries else "is not retried"
+            return RetryDecision.fail(f"{said}: {used}")
         return RetryDecision.retry(
-            budget.delay_before(failures, self._rng), f"{kind}: retry {failures} of {budget.retries} of {_WORDS[kind]}"
+            budget.delay_before(failures, self._rng), f"{said}: retry {failures} of {budget.retries} of {word}"
         )
 
-    def _counted(self, kind: FailureClass, try_number: int, context: Context | None) -> int:
+    def _counted(self, kind: str, try_number: int, context: Context | None) -> int:
         """Failures of this class with this one, since the task ran first or a person cleared it."""
         from raytpu_ops.operators.base import epoch_of
 
@@ -136,7 +138,14 @@ class TpuRetryPolicy(RetryPolicy):
     @classmethod
     def deserialize(cls, data: dict[str, Any]) -> Self:
         """What :meth:`serialize` wrote."""
-        return cls({FailureClass(kind): RetryBudget.model_validate(one) for kind, one in data["budgets"].items()})
+        return cls({kind: RetryBudget.model_validate(one) for kind, one in data["budgets"].items()})
+
+
+def _kind_of(error: BaseException) -> str:
+    if isinstance(error, RayTpuError):
+        return error.failure_class
+    # `execution_timeout`, and Airflow's own time limit of a wait in the triggerer.
+    return FailureClass.DEADLINE_EXCEEDED if isinstance(error, AirflowTaskTimeout | TaskDeferralTimeout) else OTHER
 
 
 def tpu_retry_policy(
@@ -146,20 +155,22 @@ def tpu_retry_policy(
     user_code: int | RetryBudget | None = None,
     deadline: int | RetryBudget | None = None,
     remote: int | RetryBudget | None = None,
+    other: int | RetryBudget | None = None,
 ) -> TpuRetryPolicy:
     """A retry policy for tasks that get or use slices, with a budget for each class of failure.
 
-    What is wrong as written is never tried again, nor is a job that somebody stopped; errors that are not of
-    this package follow the task's own ``retries`` and ``retry_delay``. Airflow ends a task after ``retries``
-    whatever a policy says: where a task of this package, or :func:`tpu_slices`, has such a policy and no
-    ``retries``, that is ``policy.retries``; for other tasks set it.
+    What is wrong as written is never tried again, nor is a job that somebody stopped. Airflow ends a task after
+    ``retries`` whatever a policy says: where a task of this package, or :func:`tpu_slices`, has such a policy
+    and no ``retries``, that is ``policy.retries``; for other tasks set it.
 
     :param capacity: retries after nobody had the chips; default 6, after 5 minutes and then ever longer, at most
         an hour. A number, or a :class:`RetryBudget`.
     :param preemption: retries after slices were taken back; default 10, after 15 seconds, at most 5 minutes.
     :param user_code: retries after the submitted code failed; default none.
-    :param deadline: retries after a phase took longer than its deadline; default 1, after a minute.
+    :param deadline: retries after a phase took longer than its deadline, or the task than its ``execution_timeout``;
+        default 1, after a minute.
     :param remote: retries after a far side did not answer for long; default 2, after a minute.
+    :param other: retries after any other error, such as a bug or a template that fails; default 2, after a minute.
     :raises InvalidSpec: one line: where, what is wrong, what would be right.
     """
     given = {
@@ -168,6 +179,7 @@ def tpu_retry_policy(
         "user_code": user_code,
         "deadline": deadline,
         "remote": remote,
+        "other": other,
     }
     return TpuRetryPolicy({kind: _budget(given[word], word, _DEFAULTS[kind]) for kind, word in _WORDS.items()})
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk import DAG, RetryAction, RetryDecision
+from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
 
 from raytpu_ops import RayTpuJobOperator, RetryBudget, tpu_retry_policy, tpu_slices
 from raytpu_ops.operators.retries import TpuRetryPolicy
@@ -93,11 +94,23 @@ def test_what_hangs_or_does_not_answer_has_a_small_budget(error: Exception, defa
         assert actions == [*[RetryAction.RETRY] * retries, RetryAction.FAIL]
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), KeyError("y")])
-def test_everything_else_is_left_to_the_tasks_own_retries(error: Exception) -> None:
+def test_errors_that_are_not_of_this_package_share_a_small_budget_and_never_get_the_sum_of_all() -> None:
+    policy = tpu_retry_policy()
+    task = Task(policy, policy.retries)
+    decisions = [task.fails(error) for error in (ValueError("x"), KeyError("y"), TaskDeferralError("z"))]
+    assert [one.action for one in decisions] == [RetryAction.RETRY, RetryAction.RETRY, RetryAction.FAIL]
+    assert [one.reason for one in decisions] == [
+        "ValueError: retry 1 of 2 of other",
+        "KeyError: retry 2 of 2 of other",
+        "TaskDeferralError: all 2 retries of other are used",
+    ]
+
+
+@pytest.mark.parametrize("error", [AirflowTaskTimeout("execution_timeout"), TaskDeferralTimeout("trigger")])
+def test_a_time_limit_of_airflows_own_counts_as_a_deadline(error: BaseException) -> None:
     task = Task(tpu_retry_policy())
-    assert task.fails(error) == RetryDecision.default()
-    assert task.stored == {}
+    decisions = [task.fails(error) for error in (error, DeadlineExceeded("d"))]
+    assert [one.action for one in decisions] == [RetryAction.RETRY, RetryAction.FAIL]
 
 
 def test_a_clear_by_a_person_starts_the_counts_again() -> None:
@@ -146,7 +159,7 @@ def test_a_budget_may_say_when_as_well() -> None:
 
 
 def test_the_retries_that_a_task_needs_for_all_of_it() -> None:
-    assert tpu_retry_policy(capacity=2, preemption=3, user_code=1, deadline=4, remote=5).retries == 15
+    assert tpu_retry_policy(capacity=2, preemption=3, user_code=1, deadline=4, remote=5, other=6).retries == 21
 
 
 POLICY = tpu_retry_policy()
