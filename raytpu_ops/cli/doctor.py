@@ -18,6 +18,7 @@ from raytpu_ops.tpu.errors import InvalidSpec
 
 if TYPE_CHECKING:
     from raytpu_ops.backends.gke.access import KubeAccess
+    from raytpu_ops.backends.gke.settings import Settings
     from raytpu_ops.backends.google.access import CloudAccess
 
 
@@ -136,20 +137,22 @@ def look(
 
 def _cluster(
     conn_id: str | None, kubeconfig: str | None, context: str | None, namespace: str | None
-) -> tuple[KubeAccess, str]:
-    """The way to the API server, and the namespace there."""
+) -> tuple[KubeAccess, Settings]:
+    """The way to the API server, and the backend's settings, of which a kubeconfig knows none but the namespace."""
     from raytpu_ops.backends.gke.access import KubeconfigAccess
+    from raytpu_ops.backends.gke.settings import Settings
 
+    said = {"namespace": namespace} if namespace else {}
     if conn_id is None:
-        return KubeconfigAccess(kubeconfig, context), namespace or "default"
+        return KubeconfigAccess(kubeconfig, context), Settings.of(said)
     if kubeconfig or context:
         raise InvalidSpec("--conn-id says which cluster it is: leave --kubeconfig and --context out")
     from raytpu_ops.backends.gke import GkeBackend
     from raytpu_ops.cli.backends import by_connection
 
-    found = by_connection(conn_id, "gke", **({"namespace": namespace} if namespace else {}))
+    found = by_connection(conn_id, "gke", **said)
     assert isinstance(found, GkeBackend), "that is what the name stands for"
-    return found.access, found.settings.namespace
+    return found.access, found.settings
 
 
 def _google(conn_id: str | None, project: str | None, zones: Sequence[str]) -> tuple[CloudAccess, Sequence[str]]:

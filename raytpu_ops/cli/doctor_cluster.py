@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.gke.rights import Right
+from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.tpu.errors import RemoteUnavailable
 
 if TYPE_CHECKING:
@@ -55,15 +56,16 @@ class Cluster:
     """One API server, asked as whoever the configuration says.
 
     :param client: Kubernetes' own.
-    :param namespace: of the RayClusters.
+    :param settings: of the backend, as far as they are known; the namespace is.
     """
 
     #: Whom the API server takes us for, once it was asked; None where it does not tell.
     user: str | None = None
 
-    def __init__(self, client: ApiClient, namespace: str) -> None:
+    def __init__(self, client: ApiClient, settings: Settings) -> None:
         self._client = client
-        self.namespace = namespace
+        self.settings = settings
+        self.namespace = settings.namespace
         self.url = client.configuration.host or ""
 
     async def ask(self, method: str, path: str, body: object = None, **query: str) -> Answer:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import raytpu_ops
 from raytpu_ops.backends.gke import queued
-from raytpu_ops.backends.gke.rights import RIGHTS, Right
+from raytpu_ops.backends.gke.rights import PROXY, RIGHTS, Right, needed
 from raytpu_ops.cli import doctor_webhook
 from raytpu_ops.cli.doctor import Check, numbers, package, unseen
 from raytpu_ops.cli.doctor_cluster import Answer, Cluster
@@ -24,6 +24,7 @@ from raytpu_ops.tpu.errors import RayTpuError
 
 if TYPE_CHECKING:
     from raytpu_ops.backends.gke.access import KubeAccess
+    from raytpu_ops.backends.gke.settings import Settings
 
 #: As our manifests have them.
 _NAMESPACE, _ACCOUNT = "raytpu", "raytpu-airflow"
@@ -47,11 +48,11 @@ _OPERATOR_IMAGE = re.compile(r"(kuberay[/-]operator|ray-operator)(?=[:@]|\Z)")
 _TAG = re.compile(r":v?([0-9]+(?:\.[0-9]+)+)")
 
 
-async def checks(access: KubeAccess, namespace: str) -> list[Check]:
+async def checks(access: KubeAccess, settings: Settings) -> list[Check]:
     """Look at everything; nothing is changed.
 
     :param access: the way to the API server.
-    :param namespace: where the RayClusters are to live.
+    :param settings: of the backend, as far as they are known: where the RayClusters are to live, how Ray is reached.
     """
     found = [package("kubernetes-asyncio", (34,), "pip install 'raytpu-ops[gke]'")]
     if found[0].missing:
@@ -60,7 +61,7 @@ async def checks(access: KubeAccess, namespace: str) -> list[Check]:
 
     try:
         async with ApiClient(await access.configuration()) as client:
-            cluster = Cluster(client, namespace)
+            cluster = Cluster(client, settings)
             found.append(await _server(cluster))
             if found[-1].missing:
                 return found
@@ -207,7 +208,7 @@ def _flags(words: Sequence[str]) -> dict[str, str]:
 
 
 async def _rights(cluster: Cluster) -> Check:
-    wanted = [right for right in RIGHTS if not right.only_for]
+    wanted = needed(PROXY) if cluster.settings.proxied else needed()
     name = f"rights in {cluster.namespace}"
     refused = await cluster.refused(wanted)
     if isinstance(refused, Answer):

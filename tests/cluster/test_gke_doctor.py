@@ -19,7 +19,8 @@ import yaml
 from typer.testing import CliRunner
 
 from raytpu_ops.backends.gke.access import KubeconfigAccess
-from raytpu_ops.backends.gke.rights import RIGHTS
+from raytpu_ops.backends.gke.rights import PROXY, RIGHTS, needed
+from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import doctor_gke
 from raytpu_ops.cli.doctor import Check
@@ -41,8 +42,9 @@ def place(any_cluster: KubernetesFaults) -> Iterator[str]:
         yield name
 
 
-def look(kubeconfig: Path, namespace: str) -> dict[str, Check]:
-    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(kubeconfig)), namespace))
+def look(kubeconfig: Path, namespace: str, **options: str) -> dict[str, Check]:
+    settings = Settings.of({"namespace": namespace, **options})
+    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(kubeconfig)), settings))
     return {check.name.removesuffix(f" in {namespace}"): check for check in found}
 
 
@@ -70,7 +72,7 @@ def test_the_role_alone_is_enough_and_what_it_cannot_read_is_said(control_plane:
     )
     assert result.exit_code == 0, result.output
     found = {row["name"]: row for row in json.loads(result.output)}
-    assert found[f"rights in {place}"]["found"] == f"all {len([one for one in RIGHTS if not one.only_for])}"
+    assert found[f"rights in {place}"]["found"] == f"all {len(needed(PROXY))}"
     assert found["TPU webhook"]["found"] == "refuses a RayCluster with too many hosts for its topology"
     assert f"system:serviceaccount:{place}:raytpu-airflow" in found["API server"]["found"]
     unread = {name for name, row in found.items() if not row["seen"]}
@@ -92,9 +94,11 @@ def test_each_rule_of_the_role_is_missed_by_name(
 ) -> None:
     kubeconfig = any_cluster.kubeconfig_for([rule for rule in RULES if rule is not left_out], place)
     check = look(kubeconfig, place)["rights"]
-    wanted = [right for right in RIGHTS if right.path in left_out["resources"] and not right.only_for]
+    wanted = [right for right in needed(PROXY) if right.path in left_out["resources"]]
+    if left_out["resources"] == ["services/proxy"]:
+        assert look(kubeconfig, place, reach="service")["rights"].ok, "as its comment says"
     if not wanted:
-        assert set(left_out["resources"]) <= {right.path for right in RIGHTS if right.only_for}
+        assert set(left_out["resources"]) <= {right.path for right in RIGHTS}
         assert check.ok
         return
     assert check.missing

@@ -48,7 +48,7 @@ def server_of(configuration: Configuration, settings: Settings) -> str:
 
     :raises Misconfigured: the configuration asks for what is not possible on the way to Ray.
     """
-    if settings.reach == "proxy" and not (settings.dashboard_url and settings.serve_url):
+    if settings.proxied:
         proxy_of(configuration)
         if configuration.tls_server_name:
             raise Misconfigured(

@@ -1,4 +1,4 @@
-"""What the ``gke`` backend may do on a Kubernetes cluster: one table, and nothing else.
+"""What the ``gke`` backend may do on a Kubernetes cluster: one table, and what of it is needed when.
 
 ``deploy/gke/rbac.yaml`` grants exactly this, a test compares the two; ``raytpu doctor`` asks the API
 server for each row. Rights on nothing but one namespace: who has them can neither read another
@@ -47,6 +47,8 @@ class Right(NamedTuple):
 
 _RAY, _KUEUE, _SCALING = "ray.io", "kueue.x-k8s.io", "autoscaling.x-k8s.io"
 _QUEUED = "queued provisioning"
+#: What :attr:`~raytpu_ops.backends.gke.settings.Settings.proxied` tells.
+PROXY = "Ray through the API server"
 
 #: In the namespace where the RayClusters live.
 RIGHTS: tuple[Right, ...] = (
@@ -59,9 +61,9 @@ RIGHTS: tuple[Right, ...] = (
     Right("", "pods", "", "delete", "repair, where KubeRay makes the slice anew, and release"),
     Right("", "pods", "log", "get", "last lines of a head that crash-loops"),
     Right("", "secrets", "", "get", "the token that KubeRay makes for each RayCluster; it has the RayCluster's name"),
-    Right("", "services", "proxy", "get", "Ray through the API server: states, logs, the log tail's websocket"),
-    Right("", "services", "proxy", "create", "Ray through the API server: POST submits and stops jobs, asks models"),
-    Right("", "services", "proxy", "update", "Ray through the API server: PUT uploads code and deploys applications"),
+    Right("", "services", "proxy", "get", "states, logs, the log tail's websocket", PROXY),
+    Right("", "services", "proxy", "create", "POST submits and stops jobs, asks models", PROXY),
+    Right("", "services", "proxy", "update", "PUT uploads code and deploys applications", PROXY),
     Right(_KUEUE, "workloads", "", "list", "why Kueue holds a RayCluster back, in its Workload's words", "Kueue"),
     Right(_SCALING, "provisioningrequests", "", "list", "how far the queue for a slice's nodes is", _QUEUED),
     Right(_SCALING, "provisioningrequests", "", "create", "server-side apply of one for each slice", _QUEUED),
@@ -70,6 +72,15 @@ RIGHTS: tuple[Right, ...] = (
     Right("", "podtemplates", "", "create", "server-side apply of what a ProvisioningRequest names", _QUEUED),
     Right("", "podtemplates", "", "patch", "server-side apply", _QUEUED),
 )
+
+
+def needed(*features: str) -> list[Right]:
+    """What no lease can do without, and what some features need.
+
+    :param features: as ``only_for`` of the table names them.
+    """
+    return [right for right in RIGHTS if right.only_for in ("", *features)]
+
 
 #: Read by ``raytpu doctor`` alone, on the whole cluster; ``deploy/gke/doctor.yaml`` grants it. Without
 #: one of them that check is left out, by name.

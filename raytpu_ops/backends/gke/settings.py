@@ -122,6 +122,11 @@ class Settings(Checked):
                 )
         return self
 
+    @property
+    def proxied(self) -> bool:
+        """Whether Ray is reached through the API server, be it only its dashboard or only Serve."""
+        return self.reach == "proxy" and not (self.dashboard_url and self.serve_url)
+
     @classmethod
     def of(cls, options: object) -> Self:
         """Read what a person wrote.

@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 
 import raytpu_ops
 from raytpu_ops.backends.gke.access import KubeconfigAccess
+from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import doctor, doctor_gke
 from raytpu_ops.cli.doctor import Check
@@ -51,7 +52,9 @@ def test_a_whole_cluster_is_all_right(look: Callable[[], dict[str, Check]]):
 
 
 def test_a_server_that_is_not_there_ends_it_with_the_command_for_a_kubeconfig(tmp_path: Path):
-    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(kubeconfig(tmp_path, "http://127.0.0.1:1"))), "x"))
+    found = asyncio.run(
+        doctor_gke.checks(KubeconfigAccess(str(kubeconfig(tmp_path, "http://127.0.0.1:1"))), Settings())
+    )
     assert found[-1].name == "API server"
     assert found[-1].missing
     assert "Cannot connect" in found[-1].found
@@ -66,7 +69,7 @@ def test_credentials_that_are_refused_end_it(cluster: FakeCluster, look: Callabl
 
 
 def test_a_kubeconfig_that_is_not_there_is_named(tmp_path: Path):
-    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(tmp_path / "none")), "x"))
+    found = asyncio.run(doctor_gke.checks(KubeconfigAccess(str(tmp_path / "none")), Settings()))
     assert "none' is no file on this machine" in found[-1].found
 
 
@@ -75,7 +78,7 @@ def test_without_the_extra_nothing_is_asked(monkeypatch: pytest.MonkeyPatch, tmp
         raise doctor.metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(doctor.metadata, "version", missing)
-    [check] = asyncio.run(doctor_gke.checks(KubeconfigAccess(), "x"))
+    [check] = asyncio.run(doctor_gke.checks(KubeconfigAccess(), Settings()))
     assert (check.found, check.help) == ("not installed", "pip install 'raytpu-ops[gke]'")
 
 
@@ -232,6 +235,24 @@ def test_each_missing_right_is_named_with_the_manifest_that_grants_it(
     assert Path(doctor_gke.manifest("rbac.yaml")).is_file()
 
 
+@pytest.mark.parametrize(
+    ("options", "needed"),
+    [
+        ({}, True),
+        ({"dashboard_url": "https://ray.example.net/{name}"}, True),  # Serve still goes through the API server
+        ({"dashboard_url": "https://ray.example.net/{name}", "serve_url": "https://serve.example.net/{name}"}, False),
+        ({"reach": "service"}, False),
+    ],
+)
+def test_what_rbac_yaml_says_may_go_without_the_proxy_is_not_missed(
+    cluster: FakeCluster, look: Callable[..., dict[str, Check]], options: dict[str, str], needed: bool
+):
+    cluster.refused |= {"get services/proxy", "create services/proxy", "update services/proxy"}
+    check = look(**options)["rights in raytpu"]
+    assert check.missing is needed
+    assert ("services/proxy" in check.found) is needed
+
+
 def test_an_installed_wheel_has_the_manifests_where_the_doctor_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """What pyproject.toml puts into the wheel, unpacked as pip does it."""
     repository, site = Path(__file__).parents[3], tmp_path / "site-packages"
@@ -348,10 +369,11 @@ def test_a_connection_in_airflows_database_names_cluster_and_namespace(tmp_path:
 
 
 def test_a_connection_leaves_no_room_for_a_kubeconfig_and_none_for_its_namespace(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("AIRFLOW_CONN_DOCTORED_HERE", '{"conn_type": "ray_tpu", "extra": {"namespace": "team-a"}}')
-    access, namespace = doctor._cluster("doctored_here", None, None, None)
-    assert (access.selectors, namespace) == ({}, "team-a")
-    assert doctor._cluster("doctored_here", None, None, "team-b")[1] == "team-b"
+    extra = {"namespace": "team-a", "reach": "service"}
+    monkeypatch.setenv("AIRFLOW_CONN_DOCTORED_HERE", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+    access, settings = doctor._cluster("doctored_here", None, None, None)
+    assert (access.selectors, settings.namespace, settings.reach) == ({}, "team-a", "service")
+    assert doctor._cluster("doctored_here", None, None, "team-b")[1].namespace == "team-b"
     with pytest.raises(InvalidSpec, match="--conn-id says which cluster it is"):
         doctor._cluster("doctored_here", "file", None, None)
 
