@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.backends.gke.node_pools import Json, NodePoolView, OperationView, Sight
 from raytpu_ops.backends.gke.pool_settings import cluster_parts
 from raytpu_ops.backends.gke.record import RECORD
+from raytpu_ops.backends.google.enums import word_of
 from raytpu_ops.backends.google.refusals import busy_with, is_absent, is_there_already
 from raytpu_ops.tpu.errors import RayTpuError
 
@@ -147,24 +148,30 @@ class PoolsApi:
 
 
 def _pool_view(pool: Any) -> NodePoolView:
-    config = pool.config
+    config, scaling = pool.config, pool.autoscaling
     return NodePoolView(
         name=pool.name,
-        status=pool.status.name,
+        status=word_of(pool.status),
         labels=dict(config.labels),
         record=config.metadata.get(RECORD),
         zones=tuple(pool.locations),
         machine_type=config.machine_type,
         topology=pool.placement_policy.tpu_topology,
-        nodes=pool.initial_node_count or pool.autoscaling.total_max_node_count,
-        taints=tuple((one.key, one.value, _EFFECTS.get(one.effect.name, one.effect.name)) for one in config.taints),
+        # gcloud's --num-nodes, --total-max-nodes and --max-nodes.
+        nodes=pool.initial_node_count or scaling.total_max_node_count or scaling.max_node_count,
+        taints=tuple(_taint(one) for one in config.taints),
         complaint=_complaint(pool),
     )
 
 
+def _taint(taint: Any) -> tuple[str, str, str]:
+    effect = word_of(taint.effect)
+    return taint.key, taint.value, _EFFECTS.get(effect, effect)
+
+
 def _complaint(pool: Any) -> str | None:
     """What GKE says is wrong with a pool: its conditions, or its status in older words."""
-    told = [f"{one.code.name}: {one.message}" if one.code else one.message for one in pool.conditions]
+    told = [f"{word_of(one.code)}: {one.message}" if one.code else one.message for one in pool.conditions]
     return "; ".join(line for line in told if line) or pool.status_message or None
 
 
@@ -172,8 +179,8 @@ def _operation_view(operation: Any) -> OperationView:
     error = operation.error
     return OperationView(
         name=operation.name,
-        kind=operation.operation_type.name,
+        kind=word_of(operation.operation_type),
         target=operation.target_link.rpartition("/")[2],
-        done=operation.status.name == "DONE",
+        done=word_of(operation.status) == "DONE",
         error=error if error.code or error.message else operation.status_message or None,
     )

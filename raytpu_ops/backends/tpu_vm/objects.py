@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
+from raytpu_ops.backends.google.enums import word_of
 from raytpu_ops.backends.tpu_vm import states
 from raytpu_ops.backends.tpu_vm.record import OWNER, RECORD, TOKEN, Record, read_record
 from raytpu_ops.backends.tpu_vm.states import Meaning
@@ -47,7 +48,7 @@ class QueuedView:
         return cls(
             zone=zone,
             id=name,
-            state=_name(resource.state.state),
+            state=word_of(resource.state.state),
             failure=failed.error if failed is not None else None,
             node_ids=_node_ids(spec, name),
             owner=labels.get(OWNER),
@@ -102,11 +103,11 @@ class NodeView:
         _, _, _, zone, _, name = node.name.split("/")
         labels = dict(node.labels)
         first = node.network_endpoints[0] if node.network_endpoints else None
-        health = _name(node.health).removeprefix("HEALTH_")
+        health = word_of(node.health).removeprefix("HEALTH_")
         return cls(
             zone=zone,
             id=name,
-            state=_name(node.state),
+            state=word_of(node.state),
             health=f"{health} ({node.health_description})" if node.health_description else health,
             owner=labels.get(OWNER),
             record=read_record(labels, dict(node.metadata)),
@@ -142,11 +143,6 @@ def unread(found: QueuedView | NodeView) -> str:
         f"newer raytpu-ops wrote it, which this one does not understand. It bills until somebody deletes it, by "
         f"`{found.delete_by}`"
     )
-
-
-def _name(word: Any) -> str:
-    """Google's word; one that this client is too old for comes as a number."""
-    return str(getattr(word, "name", word))
 
 
 def _node_ids(spec: Any, name: str) -> tuple[str, ...]:

@@ -603,10 +603,11 @@ async def test_a_policy_of_that_name_that_is_somebody_elses_is_named(world: Worl
 # Pools of somebody else's
 
 
-def theirs(world: World, name: str, **labels: str) -> None:
+def theirs(world: World, name: str, /, autoscaling: Any = None, **labels: str) -> None:
     placement = {"type_": "COMPACT", "tpu_topology": "2x2x2"}
     config = {"machine_type": "ct4p-hightpu-4t", "labels": labels}
-    pool = NodePool(name=name, initial_node_count=2, config=config, placement_policy=placement)
+    size = {"autoscaling": {"enabled": True, **autoscaling}} if autoscaling else {"initial_node_count": 2}
+    pool = NodePool(name=name, config=config, placement_policy=placement, **size)
     world.google.container.put(CLUSTER, pool)
 
 
@@ -624,6 +625,16 @@ async def test_named_pools_are_used_and_neither_made_nor_deleted(world: World):
 
     assert world.left == {"pools": ["team-1", "team-2", "other"]}
     assert world.asked("CreateNodePool", "DeleteNodePool") == []
+
+
+@pytest.mark.parametrize("most", ["max_node_count", "total_max_node_count"])
+async def test_a_named_pool_may_come_from_zero(world: World, most: str):
+    """``gcloud … --num-nodes 0 --enable-autoscaling --max-nodes 2``, or ``--total-max-nodes``."""
+    theirs(world, "team-1", {most: 2})
+
+    await acquired(world, spec=SliceSpec.of("v4", "2x2x2"), node_pools={"reuse": ["team-1"]})
+
+    assert list(world.pools) == ["team-1"]
 
 
 @pytest.mark.parametrize(
