@@ -57,6 +57,7 @@ class Fate:
     :param zone: pattern of the zones.
     :param times: how often; None for ever.
     :param kind: word for the condition's code: `GCE_STOCKOUT`, `GCE_QUOTA_EXCEEDED`.
+    :param late: only the operation says it; a queued resource is not there any more by then.
     """
 
     error: status_pb2.Status
@@ -64,6 +65,7 @@ class Fate:
     zone: str = "*"
     times: int | None = 1
     kind: str = ""
+    late: bool = False
     hits: int = 0
 
     def befalls(self, name: str, zone: str) -> bool:
@@ -159,6 +161,12 @@ class Faults:
     def fate_of(self, name: str, zone: str) -> Fate | None:
         """What befalls this one; counts."""
         return next((fate for fate in self.fates if fate.befalls(name, zone)), None)
+
+    def late(self, error: Refusal, *, zone: str = "*", times: int | None = 1) -> Fate:
+        """F06: the next queued resource is taken, and comes to nothing: its operation is DONE with the error."""
+        found = Fate(error.status, zone=zone, times=times, late=True)
+        self.fates.append(found)
+        return found
 
     def stockout(self, *, name: str = "*", zone: str = "*", times: int | None = 1) -> Fate:
         """F01, F06: no machines; the operation is DONE with an error, and a pool exists in ERROR.

@@ -125,8 +125,11 @@ class Tpu(Queue):
                 raise refusals.exists(f"{parent}/nodes/{node_id}")
         found = self._admit(name, request.queued_resource)
         found.fate = self.faults.fate_of(request.queued_resource_id, parent.rpartition("/")[2])
-        self._later(found, State.CREATING, self.delays.accept, self._accept)
         operation = self._operation(name, "create")
+        if found.fate is not None and found.fate.late:
+            self._later(found, State.CREATING, self.delays.accept, lambda one: self._come_to_nothing(one, operation))
+            return operation
+        self._later(found, State.CREATING, self.delays.accept, self._accept)
         self.clock.after(self.delays.accept, lambda: finish(operation, tpu_v2.QueuedResource.pb(found.resource)))
         if request.request_id:
             self._requests[request.request_id] = operation

@@ -246,6 +246,13 @@ class Queue:
         self._set(found, State.FAILED)
         found.resource.state.failed_data = {"error": error}
 
+    def _come_to_nothing(self, found: Queued, operation: operations_pb2.Operation) -> None:
+        """Nothing is left of it but what its operation says."""
+        assert found.fate is not None, "it was looked for"
+        del self.queued[found.resource.name]
+        operation.done = True
+        operation.error.CopyFrom(found.fate.error)
+
     def _suspend(self, name: str, who: Initiator) -> None:
         found = self._queued(name)
         if found.state in (State.DELETING, State.SUSPENDED, State.SUSPENDING):

@@ -178,6 +178,15 @@ def operation_failed(status: Any, asked: str) -> RayTpuError | None:
     return _judged(int(status.code), status.message, status.message, asked)
 
 
+def ended(status: Any, asked: str) -> CapacityUnavailable | Misconfigured | None:
+    """As :func:`operation_failed`, for what can be asked for elsewhere but never goes on.
+
+    What is transient in an answer is a refusal here: nothing comes of it however long it is waited for.
+    """
+    error = operation_failed(status, asked)
+    return error if error is None or isinstance(error, Misconfigured) else CapacityUnavailable(str(error))
+
+
 def told(text: str, asked: str) -> RayTpuError:
     """The error behind words that carry no status, such as a node pool's ``status_message``.
 

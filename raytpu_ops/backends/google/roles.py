@@ -46,6 +46,7 @@ TPU_VM = Role(
         "tpu.nodes.delete",
         "tpu.nodes.get",
         "tpu.nodes.list",
+        "tpu.operations.get",
     ),
     ("compute.reservations.get", "tpu.acceleratortypes.get", "tpu.runtimeversions.get"),
 )

@@ -1,7 +1,8 @@
 """The few calls of the Cloud TPU API that a lease takes.
 
 Only NOT_FOUND means absent (F07). Creating and deleting answer with an operation that nobody here waits for: what
-counts is the queued resource itself, and it can be read by whoever comes after us.
+counts is the queued resource itself, and it can be read by whoever comes after us. Where there is none, the operation
+says why (F06).
 Not here: credentials, time-outs and what a refusal means (``google/clients.py``).
 """
 
@@ -12,6 +13,7 @@ from typing import Any, Self
 
 from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.backends.google.clients import GoogleApis, Unheard
+from raytpu_ops.backends.google.refusals import ended
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.startup import STATE
 from raytpu_ops.backends.tpu_vm.states import Meaning
@@ -76,18 +78,34 @@ class TpuApi:
         )
         return [QueuedView.of(one) for one in found]
 
-    async def create(self, zone: str, name: str, resource: dict[str, Any]) -> None:
+    async def create(self, zone: str, name: str, resource: dict[str, Any]) -> str:
         """Ask for a queued resource.
 
         :param resource: fields of ``tpu_v2.QueuedResource``.
+        :return: the operation's name.
         """
-        await self.apis.ask(
+        begun = await self.apis.ask(
             f"create queued resource {name} in {zone}",
             self.apis.tpu.create_queued_resource,
             parent=self._parent(zone),
             queued_resource_id=name,
             queued_resource=resource,
         )
+        return str(begun.operation.name)
+
+    async def is_over(self, operation: str, asked: str) -> bool:
+        """Whether an operation has ended; also where Google knows it no more.
+
+        :param operation: its name.
+        :param asked: verb and object, for messages.
+        :raises RayTpuError: what it ended with (F06): of a class that says whether another zone or rung may help.
+        """
+        found = await self.apis.ask_or_none(
+            f"get {operation}", self.apis.tpu.get_operation, request={"name": operation}
+        )
+        if found is not None and (error := ended(found.error, asked)):
+            raise error
+        return found is None or bool(found.done)
 
     async def delete(self, zone: str, name: str) -> None:
         """Tell a queued resource to go, with its nodes, in whatever state it is (F11); fine where it is gone."""

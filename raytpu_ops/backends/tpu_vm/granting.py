@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from raytpu_ops.backends import ladder
 from raytpu_ops.backends.base import Plan, Say
-from raytpu_ops.backends.google.refusals import is_there_already, operation_failed
+from raytpu_ops.backends.google.refusals import ended, is_there_already
 from raytpu_ops.backends.ladder import Climb, Step
 from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
@@ -222,8 +222,9 @@ class Granting:
         :raises _Overtaken: another hand deleted it, or asked for something else.
         """
         zone = _zone(step)
+        what = f"queued resource {self._name} in {zone}"
         first_seen: datetime | None = None
-        asked = False
+        asked = ""
         self._mine.add(climb.begun)
 
         async def look() -> Found | None:
@@ -235,6 +236,8 @@ class Granting:
                 if not views:
                     asked = await self._create(step, climb)
                 return None
+            if asked and not views and not (await self._api.is_over(asked, f"create {what}") or seen):
+                return None  # it is being made, and may still come to nothing (F06)
             if len(standing) != 1 or _climb_of(standing[0]).begun != climb.begun:
                 raise _Overtaken
             [view] = standing
@@ -260,13 +263,11 @@ class Granting:
             first_seen = first_seen or self._clock()
             return min((node.created for node in nodes if node.created is not None), default=first_seen)
 
-        decider = self._wait(
-            f"queued resource {self._name} in {zone}", judge, ladder.deadline(step, climb, self._plan), Phase.QUEUED
-        )
+        decider = self._wait(what, judge, ladder.deadline(step, climb, self._plan), Phase.QUEUED)
         return await wait_async(look, decider, sleep=self._sleep)
 
-    async def _create(self, step: Step, climb: Climb) -> bool:
-        """Whether Google took the request; where it is not seen after that, another hand deleted it."""
+    async def _create(self, step: Step, climb: Climb) -> str:
+        """The operation's name. Where nothing is seen after that and it ended well, another hand deleted it."""
         settings, now, zone = self._settings, self._clock(), _zone(step)
         record = Record(
             owner=self._owner,
@@ -287,14 +288,14 @@ class Granting:
         token = self._token or secrets.token_urlsafe(32)
         wanted = request.queued_resource(self._api.project, step, record, settings, token, now)
         try:
-            await self._api.create(zone, self._name, wanted)
+            operation = await self._api.create(zone, self._name, wanted)
         except RayTpuError as error:
             if not is_there_already(error):
                 raise
-            return False  # an earlier try of ours whose answer got lost (F02), or a stranger's: the next look tells
+            return ""  # an earlier try of ours whose answer got lost (F02), or a stranger's: the next look tells
         self._made.add(zone)
         self._say(f"Asked for {step}: queued resource {self._name}, {self._plan.spec}")
-        return True
+        return operation
 
     # Back down
 
@@ -356,9 +357,9 @@ def judged(view: QueuedView, nodes: Sequence[NodeView]) -> Pending | Done[Grante
     """
     match view.meaning:
         case Meaning.REFUSED:
-            error = operation_failed(view.failure, str(view))
-            # Nothing comes of a FAILED one any more, so what is transient elsewhere is a refusal here.
-            raise error if isinstance(error, Misconfigured) else CapacityUnavailable(str(error or _no_reason(view)))
+            raise ended(view.failure, str(view)) or CapacityUnavailable(
+                f"{view} is {view.state}, and Google gives no reason"
+            )
         case Meaning.LOST:
             raise CapacityUnavailable(f"{view} is {view.state}: Google took the slices back before they were whole")
         case Meaning.QUEUED | Meaning.UNKNOWN:
@@ -370,10 +371,6 @@ def judged(view: QueuedView, nodes: Sequence[NodeView]) -> Pending | Done[Grante
     if view.meaning is Meaning.THERE and len(ready) == len(view.node_ids):
         return Done(Granted(view, ready))
     return Pending(f"{view.state}, {len(ready)} of {len(view.node_ids)} nodes are READY")
-
-
-def _no_reason(view: QueuedView) -> str:
-    return f"{view} is {view.state}, and Google gives no reason"
 
 
 def _climb_of(view: QueuedView) -> Climb:

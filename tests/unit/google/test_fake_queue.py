@@ -9,6 +9,7 @@ from google.api_core import exceptions
 from google.cloud import tpu_v2
 
 from tests.google_fake import GoogleFake
+from tests.google_fake.refusals import Code, Refusal
 from tests.unit.google.requests_to_google import PARENT, QUEUED, queued
 
 Tpu = tpu_v2.TpuClient
@@ -43,6 +44,18 @@ def test_f10_a_queue_may_never_end(google: GoogleFake, tpu: Tpu) -> None:
     create(tpu, queued())
     google.advance(30 * 24 * 3600)
     assert state(tpu) == State.WAITING_FOR_RESOURCES
+
+
+def test_f06_one_that_comes_to_nothing_says_why_in_its_operation_alone(google: GoogleFake, tpu: Tpu) -> None:
+    google.faults.late(Refusal(Code.RESOURCE_EXHAUSTED, "no quota"))
+    name = create(tpu, queued()).operation.name
+    assert state(tpu) == State.CREATING
+    assert not tpu.get_operation({"name": name}).done
+    google.advance(google.tpu.delays.accept)
+    found = tpu.get_operation({"name": name})
+    assert (found.done, found.error.code, found.error.message) == (True, 8, "no quota")
+    with pytest.raises(exceptions.NotFound):
+        state(tpu)
 
 
 def test_a_request_is_withdrawn_when_its_time_is_over(google: GoogleFake, tpu: Tpu) -> None:

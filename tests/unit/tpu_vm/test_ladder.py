@@ -12,6 +12,7 @@ from raytpu_ops.tpu.capacity import OnDemand, Queued, Reservation, Spot
 from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Misconfigured
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import ZONE
+from tests.google_fake.gate import Call
 from tests.google_fake.refusals import Code, Refusal
 from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, full, nothing_left, planned, state, until
 
@@ -94,6 +95,59 @@ async def test_a_permanent_refusal_ends_the_climb(google: GoogleFake, backend: T
         await backend.acquire(planned([Spot(), OnDemand()]), ME)
     assert len(google.asked("CreateQueuedResource")) == 1
     assert nothing_left(google)
+
+
+# Requests that are taken and come to nothing
+
+NO_QUOTA = Refusal(Code.RESOURCE_EXHAUSTED, "Quota limit 'TPUV4sPodPerProjectPerZoneForTPUAPI' has been exceeded.")
+NO_WORDS = Refusal(Code.RESOURCE_EXHAUSTED, "")
+BAD = Refusal(Code.INVALID_ARGUMENT, "Cloud TPU received a bad request. Runtime version is not supported.")
+
+
+@pytest.mark.parametrize("error", [NO_QUOTA, NO_WORDS], ids=["quota", "no words"])
+@pytest.mark.parametrize("accept_s", [5, 25], ids=["never seen", "seen before"])
+async def test_an_operation_that_ends_in_an_error_is_the_next_steps_turn(
+    google: GoogleFake, backend: TpuVmBackend, error: Refusal, accept_s: float
+):
+    """F06: it is no lease that somebody deleted."""
+    google.tpu.delays.accept = accept_s
+    google.faults.late(error, times=3)
+    before = google.clock.now()
+    lease = await backend.acquire(planned([Spot(), OnDemand()]), ME)
+
+    assert google.tpu.made == [full(), full(OTHER), full(), full(OTHER)]
+    assert list(google.queued_resources()) == [full(OTHER)]
+    assert [line.partition(": ")[0] for line in lease.attempts] == [
+        f"spot in {ZONE}",
+        f"spot in {OTHER}",
+        f"on_demand in {ZONE}",
+    ]
+    assert all((error.message.rstrip(".") or "no reason given") in line for line in lease.attempts)
+    assert google.clock.now() - before < timedelta(minutes=6)
+
+
+async def test_an_operation_that_ends_in_a_refusal_for_good_ends_the_climb(google: GoogleFake, backend: TpuVmBackend):
+    """F06."""
+    google.faults.late(BAD, times=None)
+    with pytest.raises(Misconfigured, match="Runtime version is not supported"):
+        await backend.acquire(planned([Spot(), OnDemand()]), ME)
+    assert google.tpu.made == [full()]
+    assert nothing_left(google)
+
+
+async def test_an_operation_that_goes_on_is_waited_for(google: GoogleFake, backend: TpuVmBackend):
+    """F06: what is made is not there yet for those who look, and may still come to nothing."""
+    google.tpu.delays.accept = 60
+    google.faults.late(NO_QUOTA)
+    made = google.tpu.made
+
+    def unseen(call: Call) -> bool:
+        return len(made) == 1 and call.resource in google.queued_resources()
+
+    google.faults.inject("GetQueuedResource", "NOT_FOUND", None, when=unseen)
+    lease = await backend.acquire(planned(Spot()), ME)
+    assert made == [full(), full(OTHER)]
+    assert [line.partition(": ")[0] for line in lease.attempts] == [f"spot in {ZONE}"]
 
 
 # Deadlines

@@ -8,6 +8,7 @@ from raytpu_ops.backends.google.roles import TPU_VM
 from raytpu_ops.tpu.capacity import OnDemand, Reservation
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
+from tests.google_fake.refusals import Code, Refusal
 from tests.google_fake.roles import Watch, role_file
 from tests.unit.tpu_vm.conftest import ME, SPEC, Make, planned
 
@@ -16,7 +17,7 @@ async def test_the_role_is_what_the_life_of_a_lease_needs(google: GoogleFake, ma
     watch = Watch(google, TPU_VM)
     google.compute.add_reservation("r", "ct4p-hightpu-4t", 8, zone=ZONE, project=PROJECT)
     rungs = [Reservation("r"), OnDemand()]
-    google.faults.stockout()
+    google.faults.late(Refusal(Code.RESOURCE_EXHAUSTED, "Quota exceeded."))
 
     await make().plan(SPEC, rungs, lease_for=timedelta(hours=1))
     lease = await make().acquire(planned(rungs), ME)
