@@ -84,12 +84,15 @@ class Released(BaseModel):
 
     :param removed: what is gone now, in words.
     :param left: what is still there and why; empty when nothing is.
+    :param held: how much longer than usual all that may take at most, since the far side does not let go of
+        something yet.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     removed: list[str] = Field(default_factory=list)
     left: list[str] = Field(default_factory=list)
+    held: timedelta = Field(default=timedelta(0), exclude=True)
 
 
 #: By what leases can be narrowed: fields of their owner.

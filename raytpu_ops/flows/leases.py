@@ -173,7 +173,8 @@ async def take_back(backend: Backend, owner: Owner) -> list[str]:
 async def give_back(backend: Backend, lease: SliceLease, *, by: datetime, say: Say, poll_s: float = 3.0) -> Released:
     """Release the lease, again and again until nothing of it is left.
 
-    :param by: the instant, UTC, at which the phase ``releasing`` is over.
+    :param by: the instant, UTC, at which the phase ``releasing`` is over; later where the far side does not let go of
+        something before that, and the backend says how much.
     :return: everything that was removed.
     :raises DeadlineExceeded: naming what is left, which still bills.
     """
@@ -183,7 +184,11 @@ async def give_back(backend: Backend, lease: SliceLease, *, by: datetime, say: S
         removed.extend(thing for thing in released.removed if thing not in removed)
         if not released.left:
             return Done(Released(removed=removed))
+        if released.held:
+            decider.enter(Phase.RELEASING, by + released.held)
         return Pending(f"still there and billing: {'; '.join(released.left)}")
 
-    decider = Wait(f"lease {lease.id}", judge, deadline=by, phase=Phase.RELEASING, poll_s=poll_s, on_progress=say)
+    decider: Wait[Released, Released] = Wait(
+        f"lease {lease.id}", judge, deadline=by, phase=Phase.RELEASING, poll_s=poll_s, on_progress=say
+    )
     return await wait_async(lambda: backend.release(lease), decider)

@@ -175,6 +175,17 @@ async def test_a_release_that_leaves_something_is_an_error_that_names_it(backend
         await give_back(backend, lease, by=soon(-1), say=print)
 
 
+async def test_what_the_far_side_does_not_let_go_of_yet_has_more_time(backend, lease):
+    """Also where the deadline has passed before: a triggerer restarted meanwhile."""
+    held = Released(left=["queued resource a is PROVISIONING"], held=timedelta(hours=2))
+    backend.releases = [held, Released(left=["queued resource a is being deleted"]), Released()]
+    assert await give_back(backend, lease, by=soon(-1), say=print, poll_s=0.01) == Released()
+
+    backend.releases = [held]
+    with pytest.raises(DeadlineExceeded, match="billing: queued resource a is PROVISIONING"):
+        await give_back(backend, lease, by=soon(-7201), say=print)
+
+
 async def test_a_backend_that_does_not_say_whether_there_is_a_lease_is_waited_for_until_the_deadline(backend, lease):
     """However long it would try by itself."""
     backend.find = lambda owner: asyncio.Event().wait()
