@@ -50,7 +50,9 @@ _FIELDS = {
     ),
     "zones": _text("Zones (tpu_vm)", "Where slices may be, separated by commas, in the order in which they are tried."),
     "project_id": _text("Project (gke, tpu_vm)", "The project at Google; empty for the Google connection's."),
-    "gcp_conn_id": _text("Google connection (gke, tpu_vm)", "Who asks; empty for 'google_cloud_default'."),
+    "gcp_conn_id": _text(
+        "Google connection (gke, tpu_vm)", "Who asks; empty for 'google_cloud_default', or what the machine has."
+    ),
     "impersonation_chain": _text(
         "Act as (gke, tpu_vm)", "Service accounts to act as, separated by commas; the last one is shown to Google."
     ),

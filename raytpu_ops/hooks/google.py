@@ -1,8 +1,7 @@
-"""The API server of a GKE cluster by its name, with the token of a Google connection.
+"""The API server of a GKE cluster by its name, with the token of a Google account.
 
-The Google provider's hook finds the credentials: a key, an external identity, what the machine or the
-pod has (Workload Identity), service accounts that they act as. All its calls block, so each round is
-one thread's work. Not here: what the options may say (``kubernetes.py``).
+Asking blocks, so each round is one thread's work. Not here: what the options may say (``kubernetes.py``), and
+how the account is found (``google_cloud.py``).
 """
 
 from __future__ import annotations
@@ -14,11 +13,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.google.refusals import one_line
-from raytpu_ops.hooks.google_cloud import check_type, connection_errors
+from raytpu_ops.hooks.google_cloud import ConnectionAccess
 from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 
 if TYPE_CHECKING:
-    from airflow.providers.google.cloud.hooks.kubernetes_engine import GKEHook
     from google.auth.credentials import Credentials
     from kubernetes_asyncio.client import Configuration
 
@@ -38,6 +36,7 @@ class GoogleAccess:
 
     def __init__(self, asked: ByName) -> None:
         self._asked = asked
+        self._account = ConnectionAccess(asked.gcp_conn_id, asked.impersonation_chain)
         self._lock = threading.Lock()
         self._credentials: Credentials | None = None
         self._cached: Configuration | None = None
@@ -61,22 +60,15 @@ class GoogleAccess:
             return self._cached
 
     def _load(self) -> Configuration:
-        from airflow.providers.google.cloud.hooks.kubernetes_engine import GKEHook
         from google.auth.transport.requests import Request
         from kubernetes_asyncio.client import Configuration
         from kubernetes_asyncio.config.kube_config import FileOrData
 
-        asked = self._asked
-        check_type(GKEHook.get_connection(asked.gcp_conn_id))
-        hook = GKEHook(
-            gcp_conn_id=asked.gcp_conn_id,
-            location=asked.location,
-            impersonation_chain=asked.impersonation_chain or None,
-        )
-        self._credentials = hook.get_credentials()
+        # From its source, not from what is held: the connection may have another key by now.
+        self._credentials, project = self._account.fetch()
         # Before anything is asked with it: gRPC would call its failure an outage and try for a while.
         self._credentials.refresh(Request())
-        host, authority = self._endpoint(hook)
+        host, authority = self._endpoint(self._credentials, project)
         found = Configuration(host=host)
         if authority:
             named = FileOrData({"certificate-authority-data": authority}, "certificate-authority")
@@ -84,16 +76,20 @@ class GoogleAccess:
         found.refresh_api_key_hook = self._before_request
         return found
 
-    def _endpoint(self, hook: GKEHook) -> tuple[str, str | None]:
+    def _endpoint(self, credentials: Credentials, their_project: str | None) -> tuple[str, str | None]:
         """URL of the control plane and its certificate authority; a DNS name has a public certificate."""
+        from google.cloud import container_v1
+
         asked = self._asked
-        project = asked.project_id or hook.project_id
+        project = asked.project_id or their_project
         if not project:
             raise Misconfigured(
-                f"{self._what()}: project_id is missing: neither the options nor connection "
-                f"{asked.gcp_conn_id!r} nor its credentials say it"
+                f"{self._what()}: project_id is missing: neither the options nor {self._account.who} say it"
             )
-        cluster = hook.get_cluster(name=asked.cluster_name, project_id=project)
+        with container_v1.ClusterManagerClient(credentials=credentials) as client:
+            cluster = client.get_cluster(
+                name=f"projects/{project}/locations/{asked.location}/clusters/{asked.cluster_name}"
+            )
         endpoints = cluster.control_plane_endpoints_config
         if asked.use_dns_endpoint:
             name = endpoints.dns_endpoint_config.endpoint
@@ -138,21 +134,21 @@ class GoogleAccess:
         """The one door through which Google's errors leave."""
         from google.api_core.exceptions import GoogleAPIError
 
-        with connection_errors(self._asked.gcp_conn_id):
+        with self._account.errors_as_ours():
             try:
                 yield
             except GoogleAPIError as error:
-                raise self._not_told(error, f"connection {self._asked.gcp_conn_id!r}") from error
+                raise self._not_told(error) from error
 
-    def _not_told(self, error: Any, connection: str) -> RayTpuError:
+    def _not_told(self, error: Any) -> RayTpuError:
         """The GKE API did not describe the cluster."""
         from google.api_core import exceptions
 
-        text = one_line(error)
+        text, who = one_line(error), self._account.who
         if isinstance(error, exceptions.NotFound):
-            return Misconfigured(f"{self._what()} does not exist, or not where {connection} may look: {text}")
+            return Misconfigured(f"{self._what()} does not exist, or not where {who} may look: {text}")
         if isinstance(error, exceptions.Forbidden | exceptions.Unauthorized):
-            return Misconfigured(f"{self._what()}: {connection} lacks the right {_RIGHT}: {text}")
+            return Misconfigured(f"{self._what()}: the right {_RIGHT} is missing to {who}: {text}")
         if isinstance(error, exceptions.BadRequest):
             return Misconfigured(f"{self._what()}: {text}")
         return RemoteUnavailable(f"{self._what()}: the GKE API does not answer: {text}")
@@ -160,7 +156,7 @@ class GoogleAccess:
 
 def _selectors(asked: ByName) -> dict[str, str]:
     """The options as text: a lease holds nothing else."""
-    told = asked.model_dump(exclude_defaults=True) | {"gcp_conn_id": asked.gcp_conn_id}
+    told = asked.model_dump(exclude_defaults=True)
     return {
         key: ",".join(value) if isinstance(value, list) else str(value).lower() if value is True else value
         for key, value in told.items()

@@ -3,7 +3,7 @@
 Three ways lead to a server, and one says nothing at all:
 
 - ``kubernetes_conn_id`` (and ``context``): a connection of the cncf.kubernetes provider;
-- ``cluster_name``, ``location`` …: a GKE cluster, by a connection of the Google provider (``google.py``);
+- ``cluster_name``, ``location`` …: a GKE cluster, by an account of Google's (``google.py``);
 - ``kubeconfig`` (and ``context``): a file on this machine;
 - none of them: inside a pod its own service account, else the user's kubeconfig.
 
@@ -92,8 +92,9 @@ class ByName(Checked):
 
     :param cluster_name: the cluster.
     :param location: its region or zone.
-    :param project_id: its project; default the one of the Google connection.
-    :param gcp_conn_id: the Google connection: a key, or the credentials that the machine or the pod has.
+    :param project_id: its project; default the one of the Google connection or of its credentials.
+    :param gcp_conn_id: the Google connection; default ``google_cloud_default`` where that is there, else the
+        credentials that the machine or the pod has.
     :param impersonation_chain: service accounts to act as, the last of them towards the cluster.
     :param use_internal_ip: talk to the control plane's private address.
     :param use_dns_endpoint: talk to its DNS name, which needs no route to an address.
@@ -102,7 +103,7 @@ class ByName(Checked):
     cluster_name: Word
     location: Word
     project_id: Word | None = None
-    gcp_conn_id: Word = "google_cloud_default"
+    gcp_conn_id: Word | None = None
     impersonation_chain: Chain = Field(default_factory=list)
     use_internal_ip: Box = False
     use_dns_endpoint: Box = False
@@ -145,7 +146,7 @@ def access_from(options: Mapping[str, Any]) -> tuple[KubeAccess, dict[str, Any]]
         return ConnectionAccess(read(ByConnection, said, _WHERE)), rest
     if ways == ["cluster_name"]:
         asked = _read_by_name(said)
-        _need("google", "airflow.providers.google.cloud.hooks.kubernetes_engine")
+        _need("google", "airflow.providers.google.common.hooks.base_google", "google.cloud.container_v1")
         from raytpu_ops.hooks.google import GoogleAccess
 
         return GoogleAccess(asked), rest

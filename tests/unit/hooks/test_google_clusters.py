@@ -6,13 +6,14 @@ import base64
 import json
 import socket
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 WHY = "needs the extra `google`: pip install 'raytpu-ops[google]', or make test-cluster"
-pytest.importorskip("airflow.providers.google.cloud.hooks.kubernetes_engine", reason=WHY)
+pytest.importorskip("airflow.providers.google.common.hooks.base_google", reason=WHY)
 
 import grpc
 from google.api_core.client_options import ClientOptions
@@ -54,14 +55,15 @@ def _stay_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def gke(trust: Authority, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[Gke]:
-    from airflow.providers.google.cloud.hooks.kubernetes_engine import GKEHook
+    from google.cloud import container_v1
 
     found = Gke(trust.folder / "localhost.crt", trust.folder / "localhost.key")
     trusted = base64.b64encode(server.authority.ca.read_bytes()).decode()
     found.clusters[NAME] = Cluster(
         name="tpus", endpoint=server.address, master_auth={"cluster_ca_certificate": trusted}
     )
-    monkeypatch.setattr(GKEHook, "get_client_options", lambda self: ClientOptions(api_endpoint=found.endpoint))
+    here = partial(container_v1.ClusterManagerClient, client_options=ClientOptions(api_endpoint=found.endpoint))
+    monkeypatch.setattr(container_v1, "ClusterManagerClient", here)
     yield found
     found.stop()
 
@@ -106,6 +108,26 @@ async def test_workload_identity_is_what_an_empty_connection_means(
     assert await ask(tpus()) == 200
     assert POD.startswith("pod@")
     assert tokens.given == ["pod"]
+
+
+async def test_without_any_connection_the_machines_own_credentials_count(
+    server: ApiServer, gke: Gke, tokens: Tokens
+) -> None:
+    """As for node pools and TPU VMs: what `gcloud auth application-default login` or a pod has is enough."""
+    server.tokens = {"pod-1"}
+    access = tpus(gcp_conn_id=None)
+
+    assert await ask(access) == 200
+    assert (tokens.given, gke.asked) == (["pod"], [NAME])
+    assert access.selectors == {"cluster_name": "tpus", "location": "us-central2-b"}
+
+
+async def test_machine_credentials_without_a_right_are_named_as_such(gke: Gke, tokens: Tokens) -> None:
+    gke.refusal = (grpc.StatusCode.PERMISSION_DENIED, "said the test")
+    with pytest.raises(
+        Misconfigured, match="clusters.get .* is missing to Google's default credentials of this machine"
+    ):
+        await tpus(gcp_conn_id=None).configuration()
 
 
 @pytest.mark.parametrize("chain", ["trainer@tpu-project.iam.gserviceaccount.com", "a@x.iam, trainer@tpu-project.iam"])
@@ -181,7 +203,11 @@ async def test_an_endpoint_that_the_cluster_lacks_is_named(gke: Gke, by_key: str
     ("status", "kind", "message"),
     [
         (grpc.StatusCode.NOT_FOUND, Misconfigured, "does not exist, or not where connection 'gcp' may look"),
-        (grpc.StatusCode.PERMISSION_DENIED, Misconfigured, r"lacks the right container\.clusters\.get"),
+        (
+            grpc.StatusCode.PERMISSION_DENIED,
+            Misconfigured,
+            r"container\.clusters\.get .*is missing to connection 'gcp'",
+        ),
         (grpc.StatusCode.INVALID_ARGUMENT, Misconfigured, ": 400 said the test"),
         (grpc.StatusCode.RESOURCE_EXHAUSTED, RemoteUnavailable, "the GKE API does not answer: 429"),
         (grpc.StatusCode.INTERNAL, RemoteUnavailable, "the GKE API does not answer: 500"),
@@ -234,6 +260,8 @@ async def test_acting_as_another_account_is_refused(
 async def test_an_absent_connection_is_named() -> None:
     with pytest.raises(Misconfigured, match="'nowhere' does not exist: add it with type 'google_cloud_platform'"):
         await tpus(gcp_conn_id="nowhere").configuration()
+    with pytest.raises(Misconfigured, match="'google_cloud_default' does not exist"):
+        await tpus(gcp_conn_id=None, impersonation_chain="trainer@tpu-project.iam").configuration()
 
 
 async def test_a_broken_key_is_refused_without_its_text(connect: Connect) -> None:

@@ -70,7 +70,7 @@ def test_other_unknown_options_are_the_backends_to_refuse() -> None:
     [
         ({}, "kubernetes_asyncio.client", "gke"),
         ({"kubernetes_conn_id": "k8s"}, "airflow.providers.cncf.kubernetes.hooks.kubernetes", "gke"),
-        (CLUSTER, "airflow.providers.google.cloud.hooks.kubernetes_engine", "google"),
+        (CLUSTER, "airflow.providers.google.common.hooks.base_google", "google"),
     ],
 )
 def test_an_extra_that_is_not_installed_is_named_with_its_command(
