@@ -24,6 +24,9 @@ from raytpu_ops.tpu.spec import SliceSpec
 _METRICS = {"v4": "TPU_PODSLICE_V4", "v5e": "TPU_LITE_PODSLICE_V5"}
 #: Kinds of capacity that are counted apart: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _PREEMPTIBLE = ("spot", "flex_start", "queued")
+#: Those that took their quota when they were made, and need none that is free:
+#: https://cloud.google.com/compute/docs/instances/reservations-overview
+_BOUGHT = ("reservation",)
 
 
 async def preflight(
@@ -66,6 +69,7 @@ async def preflight(
     if runtime_version is None:
         looks += [_quota(apis, project, spec, ladder, zones), _machine_type(apis, project, spec, zones)]
     else:
+        notes.append("quota was not checked: Cloud TPU has its own, by zone, which the Compute API does not show")
         looks.append(_offered(apis, project, spec, zones, runtime_version))
     # All of them, even where one fails: a permission that is missing explains what the others say.
     for found in await asyncio.gather(*looks, return_exceptions=True):
@@ -178,19 +182,24 @@ async def _quota(
     if metric is None:
         return [f"quota of {spec.generation} was not checked: the Compute API does not show tpus_per_tpu_family"]
     notes: list[str] = []
+    counted: dict[str, list[str]] = {}
+    for kind in dict.fromkeys(rung.kind for rung in ladder if rung.kind not in _BOUGHT):
+        counted.setdefault(f"PREEMPTIBLE_{metric}" if kind in _PREEMPTIBLE else metric, []).append(kind)
+    if not counted:
+        return []
     for region in dict.fromkeys(zone.rpartition("-")[0] for zone in zones):
         try:
             found = await apis.compute("GET", f"projects/{project}/regions/{region}", f"get region {region}")
         except RayTpuError as error:
             notes.append(f"quota in {region} was not checked: {error}")
             continue
-        counted = {f"PREEMPTIBLE_{metric}" if rung.kind in _PREEMPTIBLE else metric: rung.kind for rung in ladder}
         for quota in found.get("quotas", []):
+            kinds = counted.get(quota.get("metric"))
             free = float(quota.get("limit", 0)) - float(quota.get("usage", 0))
-            if quota.get("metric") in counted and free < spec.chips:
+            if kinds and free < spec.chips:
                 notes.append(
                     f"quota {quota['metric']} in {region} leaves {free:g} of {quota.get('limit', 0):g} chips, "
-                    f"{spec.chips} are needed: {counted[quota['metric']]} will be refused there"
+                    f"{spec.chips} are needed: {', '.join(kinds)} will be refused there"
                 )
     return notes
 

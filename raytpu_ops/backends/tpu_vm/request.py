@@ -123,6 +123,10 @@ def _valid_for(rung: AnyCapacity, record: Record, now: datetime) -> timedelta:
 
 
 def _tier(project: str, step: Step) -> Json:
+    """None at all is on demand, the default: https://cloud.google.com/tpu/docs/quota, "Flags for TPU creation".
+
+    The API has two, for what may be taken back and what may not; the second one with a reservation's name only.
+    """
     rung = step.rung
     if rung.kind == "spot":
         return {"spot": {}}

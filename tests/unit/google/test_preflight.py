@@ -49,7 +49,8 @@ async def test_a_plan_with_nothing_wrong_says_what_it_may_cost(google: GoogleFak
         "16 chips for at most 24 h are 384 chip-hours; set price_per_chip_hour to see what they cost"
     ]
     assert await tpu_vm(apis, price_per_chip_hour=3.22) == [
-        "16 chips for at most 24 h are 384 chip-hours, 1,236.48 at 3.22 each; less where the lease is released earlier"
+        "16 chips for at most 24 h are 384 chip-hours, 1,236.48 at 3.22 each; less where the lease is released earlier",
+        "quota was not checked: Cloud TPU has its own, by zone, which the Compute API does not show",
     ]
     assert google.node_pools() == google.queued_resources() == {}
 
@@ -75,7 +76,7 @@ class TestPermissions:
     async def test_without_a_right_to_look_less_is_checked(self, google: GoogleFake, apis: GoogleApis) -> None:
         google.deny("compute.reservations.get", "tpu.acceleratortypes.get")
         notes = await tpu_vm(apis, Reservation("r"))
-        assert "without compute.reservations.get, tpu.acceleratortypes.get less can be checked before" in notes[1]
+        assert "without compute.reservations.get, tpu.acceleratortypes.get less can be checked before" in notes[2]
         assert any(note.startswith("reservation r in us-central2-b was not checked: ") for note in notes)
         assert any(note.startswith("accelerator type v4-16 in us-central2-b was not checked: ") for note in notes)
 
@@ -85,7 +86,7 @@ class TestPermissions:
 
     async def test_a_far_side_that_does_not_answer_is_a_note(self, google: GoogleFake, apis: GoogleApis) -> None:
         google.faults.unavailable("*", None)
-        notes = await gke(apis, Reservation("r"))
+        notes = await gke(apis, Reservation("r"), OnDemand())
         assert len(notes) == 5
         assert all("not checked" in note for note in notes[1:])
 
@@ -161,6 +162,22 @@ class TestQuota:
         ]
         google.compute.quotas[REGION] = {"TPU_PODSLICE_V4": (0, 0), "PREEMPTIBLE_TPU_PODSLICE_V4": (16, 0)}
         assert len(await gke(apis, FlexStart(3600))) == 1
+
+    async def test_all_that_share_one_are_named(self, google: GoogleFake, apis: GoogleApis) -> None:
+        google.compute.quotas[REGION] = {"TPU_PODSLICE_V4": (64, 0), "PREEMPTIBLE_TPU_PODSLICE_V4": (8, 0)}
+        [note] = (await gke(apis, Spot(), FlexStart(3600), OnDemand(), Spot()))[1:]
+        assert note.endswith("16 are needed: spot, flex_start will be refused there")
+
+    async def test_a_reservation_needs_none_that_is_free(self, google: GoogleFake, apis: GoogleApis) -> None:
+        google.compute.add_reservation("r", "ct4p-hightpu-4t", 8, zone=ZONE, project=PROJECT)
+        google.compute.quotas[REGION] = {"TPU_PODSLICE_V4": (64, 64)}
+        assert not [note for note in await gke(apis, Reservation("r")) if "quota" in note]
+        [note] = [note for note in await gke(apis, Reservation("r"), OnDemand()) if "quota" in note]
+        assert note.endswith("16 are needed: on_demand will be refused there")
+
+    async def test_that_of_tpu_vms_is_not_shown_there(self, google: GoogleFake, apis: GoogleApis) -> None:
+        assert "quota was not checked: Cloud TPU has its own, by zone" in (await tpu_vm(apis))[1]
+        assert google.asked("regions.get") == []
 
     async def test_newer_generations_are_not_shown_there(self, google: GoogleFake, apis: GoogleApis) -> None:
         assert "quota of v6e was not checked" in (await gke(apis, spec=V6E))[1]
