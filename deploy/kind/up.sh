@@ -20,6 +20,10 @@ STORAGE=${STORAGE:-$PWD/.airflow/storage}
 folder=$(mktemp -d)
 trap 'rm -rf "$folder"' EXIT
 mkdir -p "$STORAGE"
+STORAGE=$(cd "$STORAGE" && pwd)
+# Airflow runs in a shell of its own, whose $KUBECONFIG may be another.
+CONFIG=$(dirname "$STORAGE")/kind-kubeconfig
+CONNECTION=$(dirname "$STORAGE")/kind-connection.json
 # Ray's pods are user 1000, whoever you are.
 chmod 1777 "$STORAGE"
 
@@ -47,11 +51,12 @@ kind load docker-image "$IMAGE" --name "$NAME" --nodes "$NAME-worker,$NAME-worke
 use create namespace raytpu
 use apply --filename deploy/gke/rbac.yaml
 
-sed "s|STORAGE|$STORAGE|" deploy/kind/connection.json >"$STORAGE/../kind-connection.json"
+(umask 077 && kind get kubeconfig --name "$NAME" >"$CONFIG")
+sed "s|STORAGE|$STORAGE|; s|KUBECONFIG|$CONFIG|" deploy/kind/connection.json >"$CONNECTION"
 cat <<END
 
-It is up. Look at it:   .venv/bin/raytpu doctor --backend gke --context kind-$NAME --namespace raytpu
+It is up. Look at it:   .venv/bin/raytpu doctor --backend gke --kubeconfig $CONFIG --namespace raytpu
 Tell Airflow of it:     AIRFLOW_HOME=\$PWD/.airflow .venv/bin/airflow connections add ray_tpu_default \\
-                            --conn-type ray_tpu --conn-extra "\$(cat .airflow/kind-connection.json)"
+                            --conn-type ray_tpu --conn-extra "\$(cat $CONNECTION)"
 Then trigger the DAG with backend gke and one slice.
 END

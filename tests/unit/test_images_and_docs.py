@@ -120,7 +120,7 @@ def test_what_kind_plays_is_a_lease_that_the_backend_takes():
     options = json.loads((ROOT / "deploy" / "kind" / "connection.json").read_text().replace("STORAGE", "/storage"))
     assert options.pop("backend") == "gke"
     access, rest = access_from(options)
-    assert dict(access.selectors) == {"context": "kind-raytpu"}
+    assert dict(access.selectors) == {"kubeconfig": "KUBECONFIG", "context": "kind-raytpu"}, "up.sh says which file"
     settings, spec = Settings.of(rest), SliceSpec.of("v4", "2x2x2")
     host = ray_cluster("kind", spec, OnDemand(), settings)["spec"]["workerGroupSpecs"][0]["template"]["spec"]
     env = {row["name"]: row["value"] for row in host["containers"][0]["env"]}
