@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -10,15 +12,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.cloud.tpu_v2 import TpuClient
 from typer.testing import CliRunner
 
 from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.google import access
 from raytpu_ops.cli import app as cli
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
 
 RUNNER = CliRunner()
+#: Has a plan in it, and what it prints.
+DOCUMENTED = Path(__file__).parents[3] / "docs" / "google.md"
 
 
 @pytest.fixture(autouse=True)
@@ -152,6 +158,13 @@ class TestWithoutACloud:
                 "price_per_chip_hour: must be a number above",
             ),
             (("v6e", "--topology", "4x4", "--backend", "aws"), "backend 'aws' does not exist"),
+            (("7x", "--topology", "4x4x12"), "the nearest that it has is '4x4x8'"),
+            (("v5p", "--topology", "4x4x28", "--zone", "us-east5-a"), "the nearest that it has is '4x4x24'"),
+            (("v4", "--topology", "4x4x20", "--backend", "local"), "the nearest that it has is '4x4x16'"),
+            (
+                ("v4", "--topology", "4x4x20", "--backend", "tpu_vm", "--zone", "us-central2-b"),
+                "the nearest that it has is '4x4x16'",
+            ),
         ],
     )
     def test_what_can_not_work_is_refused_in_one_line(self, words: tuple[str, ...], message: str) -> None:
@@ -192,6 +205,41 @@ class TestWithAConnection:
         google.tpu.zones = {ZONE: frozenset({"v4-16"})}
         with pytest.raises(Misconfigured, match="zones: Cloud TPU is not in us-nowhere1-a"):
             plan("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm", "--zone", "us-nowhere1-a")
+
+
+class TestWithTheMachinesCredentials:
+    """No connection: what the options say, and the account that this machine has."""
+
+    @pytest.fixture(autouse=True)
+    def _public(self, google: GoogleFake, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The public addresses of Google's APIs lead to the fake."""
+        for api, endpoint in google.endpoints.items():
+            monkeypatch.setitem(access.PUBLIC, api, endpoint)
+        monkeypatch.setattr(TpuClient, "_DEFAULT_ENDPOINT_TEMPLATE", google.endpoints["tpu"])
+
+    def test_the_documented_one_prints_what_is_documented(self, google: GoogleFake) -> None:
+        [block] = re.findall(r"```console\n\$ raytpu (plan .*?)```", DOCUMENTED.read_text(), re.DOTALL)
+        command, _, told = block.replace("\\\n", "").partition("\n")
+        google.compute.add_reservation(
+            "team-a", "ct6e-standard-4t", 16, zone="us-east5-b", project="my-project", in_use=10
+        )
+        result = RUNNER.invoke(cli.app, shlex.split(command), catch_exceptions=False, env={"COLUMNS": "200"})
+        assert [line.rstrip() for line in result.output.splitlines()] == told.splitlines()
+        assert {call.method for call in google.calls} == {"machineTypes.get", "reservations.get", "testIamPermissions"}
+
+    def test_tpu_vms(self, google: GoogleFake) -> None:
+        words = ("v4", "--topology", "2x2x2", "--backend", "tpu_vm", "--zone", ZONE, "--capacity", "reservation=team-a")
+        google.compute.add_reservation("team-a", "ct4p-hightpu-4t", 8, zone=ZONE, project=PROJECT)
+        assert f"reservation team-a in {ZONE} has 8 of 8 VMs free, 2 are needed" in notes(*words)
+        assert {call.method for call in google.calls} == {
+            "reservations.get",
+            "testIamPermissions",
+            "GetAcceleratorType",
+            "GetRuntimeVersion",
+        }
+        google.deny("tpu.nodes.create")
+        with pytest.raises(Misconfigured, match=r"project tpu-project: the account lacks tpu\.nodes\.create"):
+            plan(*words)
 
 
 class TestOptionsOverAConnection:
