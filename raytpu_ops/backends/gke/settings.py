@@ -22,7 +22,9 @@ from raytpu_ops.tpu.words import shown
 _DNS_LABEL = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 #: ``HOST:PORT/PATH:TAG@DIGEST``; a registry says the rest.
 _IMAGE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/@-]*\Z")
-_QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?(m|[kMGTP]|[KMGTP]i)?\Z")
+_CPUS = re.compile(r"[0-9]+(\.[0-9]+)?m?\Z")
+#: Kubernetes takes a bare number for bytes, which nobody means.
+_MEMORY = re.compile(r"[0-9]+(\.[0-9]+)?([kMGTP]|[KMGTP]i)\Z")
 #: https://kubernetes.io/docs/concepts/overview/working-with-objects/labels/#syntax-and-character-set
 _LABEL_KEY = re.compile(r"([a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
 _LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?\Z")
@@ -48,7 +50,8 @@ DnsLabel = Annotated[
     matching(_DNS_LABEL, "must be a Kubernetes name: lower-case letters, digits and dashes, at most 63 characters"),
 ]
 Image = Annotated[Line, matching(_IMAGE, "must be the name of an image, such as 'rayproject/ray:2.60.0-py311'")]
-Quantity = Annotated[Word, matching(_QUANTITY, "must be a Kubernetes quantity such as '4', '500m' or '16Gi'")]
+Cpus = Annotated[Word, matching(_CPUS, "must be CPUs as Kubernetes writes them, such as '4' or '500m'")]
+Memory = Annotated[Word, matching(_MEMORY, "must be memory as Kubernetes writes it, with a unit, such as '16Gi'")]
 
 
 class Resources(Checked):
@@ -58,8 +61,8 @@ class Resources(Checked):
     :param memory: memory that is requested, and for the head its limit too.
     """
 
-    cpu: Quantity
-    memory: Quantity
+    cpu: Cpus
+    memory: Memory
 
 
 class Settings(Checked):
