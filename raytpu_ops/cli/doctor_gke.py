@@ -1,14 +1,14 @@
 """``raytpu doctor --backend gke``: whether a cluster has what the ``gke`` backend needs of it.
 
 Everything is asked of the API server as the one who will run the backend, and nothing is changed. Not
-here: the questions themselves (``doctor_cluster.py``), and the TPU webhook (``doctor_webhook.py``).
+here: the questions themselves (``doctor_cluster.py``), the TPU webhook (``doctor_webhook.py``) and what nodes must
+have (``doctor_nodes.py``).
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import raytpu_ops
 from raytpu_ops.backends.gke import queued
 from raytpu_ops.backends.gke.rights import PROXY, RIGHTS, Right, needed
-from raytpu_ops.cli import doctor_webhook
+from raytpu_ops.cli import doctor_nodes, doctor_webhook
 from raytpu_ops.cli.doctor import Check, numbers, package, unseen
 from raytpu_ops.cli.doctor_cluster import Answer, Cluster
 from raytpu_ops.tpu.errors import RayTpuError
@@ -33,10 +33,6 @@ _OLDEST_KUBERAY = (1, 5)
 #: The first one that numbers the hosts of a slice without being told to.
 _INDEXING_SINCE = (1, 6)
 _INDEXING = "RayMultiHostIndexing"
-_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
-_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
-_NODE_POOL = "cloud.google.com/gke-nodepool"
-_CHIPS = "google.com/tpu"
 _ADDON = "gcloud container clusters update CLUSTER --location LOCATION --update-addons RayOperator=ENABLED"
 _GET_KUBERAY = f"on GKE: {_ADDON}; elsewhere install KubeRay 1.6 or newer"
 _NEWER_KUBERAY = (
@@ -280,25 +276,12 @@ async def _optional(cluster: Cluster, name: str, group: str, needs: str, absent:
     return Check(name, True, ", ".join(one["version"] for one in answer.body.get("versions") or []))
 
 
-async def _nodes(cluster: Cluster) -> Check:
-    answer = await cluster.ask("GET", "/api/v1/nodes", labelSelector=_ACCELERATOR)
+async def _nodes(cluster: Cluster) -> list[Check]:
+    # All of them: what a slice's nodes may lack is the label to ask for.
+    answer = await cluster.ask("GET", "/api/v1/nodes")
     if not answer.ok:
-        return _unreadable("TPU nodes", "nodes", cluster, answer)
-    if not answer.items:
-        return Check("TPU nodes", True, "none now, which is fine where node pools scale up from nothing")
-    pools: Counter[tuple[str, ...]] = Counter()
-    for node in answer.items:
-        labels = node["metadata"]["labels"]
-        chips = node.get("status", {}).get("allocatable", {}).get(_CHIPS, "0")
-        pools[(labels.get(_NODE_POOL, "no pool"), labels[_ACCELERATOR], labels.get(_TOPOLOGY, "?"), chips)] += 1
-    words = [
-        f"{pool}: {count} x {accelerator} {topology}, {chips} chips each"
-        for (pool, accelerator, topology, chips), count in sorted(pools.items())
-    ]
-    if all(key[-1] == "0" for key in pools):
-        help_ = f"the TPU device plugin brings {_CHIPS}: kubectl get pods --namespace kube-system"
-        return Check("TPU nodes", False, "; ".join(words), help_, needed=False)
-    return Check("TPU nodes", True, "; ".join(words))
+        return [_unreadable(name, "nodes", cluster, answer) for name in (doctor_nodes.SLICES, doctor_nodes.HEAD)]
+    return doctor_nodes.judge(answer.items, cluster.settings.head)
 
 
 #: In the order in which they are shown.

@@ -76,7 +76,7 @@ def test_the_role_alone_is_enough_and_what_it_cannot_read_is_said(control_plane:
     assert found["TPU webhook"]["found"] == "refuses a RayCluster with too many hosts for its topology"
     assert f"system:serviceaccount:{place}:raytpu-airflow" in found["API server"]["found"]
     unread = {name for name, row in found.items() if not row["seen"]}
-    assert unread == {"namespace", "KubeRay operator", "RayMultiHostIndexing", "TPU nodes"}
+    assert unread == {"namespace", "KubeRay operator", "RayMultiHostIndexing", "TPU nodes", "node for the head"}
 
 
 def test_with_the_doctors_own_role_the_cluster_is_read(control_plane: Testbed, place: str) -> None:
@@ -134,6 +134,29 @@ def test_an_operator_without_a_pod_is_named(control_plane: Testbed, place: str) 
     assert found["KubeRay operator"].found == f"{place}/kuberay-operator has no pod that is up"
     assert found["RayMultiHostIndexing"].found == "on by default"
     deployments.delete("kuberay-operator", namespace=place)  # the namespace goes when it likes
+
+
+def test_nodes_with_chips_and_without_labels_are_named_with_the_command_that_mends_them(
+    control_plane: Testbed, place: str
+) -> None:
+    node, core = f"{place}-host", control_plane.core
+    size = {"cpu": "8", "memory": "32Gi", "google.com/tpu": "4"}
+    labels = {
+        "cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice",
+        "cloud.google.com/gke-tpu-topology": "2x2x2",
+    }
+    taint = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
+    core.create_node({"metadata": {"name": node, "labels": labels}, "spec": {"taints": [taint]}})
+    try:
+        core.patch_node_status(node, {"status": {"capacity": size, "allocatable": size}})
+        found = look(control_plane.kubeconfig, place)
+        assert found["TPU nodes"].missing
+        assert f"kubectl label node {node} cloud.google.com/gke-nodepool=POOL" in found["TPU nodes"].help
+        assert not found["node for the head"].ok, "the only node is for TPUs"
+        core.patch_node(node, {"metadata": {"labels": {"cloud.google.com/gke-nodepool": "pool-0"}}})
+        assert look(control_plane.kubeconfig, place)["TPU nodes"].ok
+    finally:
+        core.delete_node(node)
 
 
 def test_a_namespace_that_is_not_there_is_missed(any_cluster: KubernetesFaults) -> None:

@@ -86,7 +86,7 @@ def needed(*features: str) -> list[Right]:
 #: one of them that check is left out, by name.
 DOCTOR_RIGHTS: tuple[Right, ...] = (
     Right("", "namespaces", "", "get", "whether the namespace exists"),
-    Right("", "nodes", "", "list", "TPU node pools that are up"),
+    Right("", "nodes", "", "list", "nodes with TPUs and one for the head: what they offer, labels, taints"),
     Right("apps", "deployments", "", "list", "version, flags and health of the KubeRay operator"),
     Right(
         "admissionregistration.k8s.io", "mutatingwebhookconfigurations", "", "list", "whether the TPU webhook is there"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +41,45 @@ def webhook(name: str = "kuberay-tpu-mutating-webhook-cfg", resource: str = "pod
     return {"metadata": {"name": name}, "webhooks": [one]}
 
 
-def node(pool: str, topology: str = "2x2x2", chips: str = "4") -> dict[str, Any]:
+TAINT = {"key": "google.com/tpu", "value": "present", "effect": "NoSchedule"}
+
+
+def node(pool: str, topology: str = "2x2x2", chips: str = "4", without: Collection[str] = ()) -> dict[str, Any]:
+    """A host of a slice, without some of GKE's labels."""
     labels = {
         "cloud.google.com/gke-nodepool": pool,
         "cloud.google.com/gke-tpu-accelerator": "tpu-v4-podslice",
         "cloud.google.com/gke-tpu-topology": topology,
     }
-    return {"metadata": {"name": f"{pool}-x", "labels": labels}, "status": {"allocatable": {"google.com/tpu": chips}}}
+    return {
+        "metadata": {
+            "name": f"{pool}-x",
+            "labels": {key: value for key, value in labels.items() if key.rsplit("/")[-1] not in without},
+        },
+        "spec": {"taints": [TAINT]},
+        "status": {"allocatable": {"cpu": "240", "memory": "400Gi", "google.com/tpu": chips}},
+    }
+
+
+def plain_node(cpu: str = "3920m", memory: str = "13906988Ki", *taints: dict[str, str]) -> dict[str, Any]:
+    """A node without TPUs, by default an n2-standard-4."""
+    return {
+        "metadata": {"name": "plain"},
+        "spec": {"taints": list(taints)} if taints else {},
+        "status": {"allocatable": {"cpu": cpu, "memory": memory}},
+    }
+
+
+def nodes(*of_the_cluster: dict[str, Any]) -> Reaction:
+    """Their list, or those of it that a selector of one label leaves."""
+
+    def listed(request: kmock.Request) -> Any:
+        selector = request.params.get("labelSelector")
+        return {
+            "items": [one for one in of_the_cluster if not selector or selector in one["metadata"].get("labels", {})]
+        }
+
+    return listed
 
 
 def admitted(body: dict[str, Any], worker_id: str | None) -> dict[str, Any]:
@@ -81,7 +113,7 @@ class FakeCluster:
             f"post {PODS}": lambda request: admitted(request.data, "1"),
             "get /apis/autoscaling.x-k8s.io": (200, {"versions": [{"version": "v1"}]}),
             "get /apis/kueue.x-k8s.io": (200, {"versions": [{"version": "v1beta1"}]}),
-            f"get {NODES}": (200, {"items": [node("pool-a"), node("pool-a"), node("pool-b")]}),
+            f"get {NODES}": nodes(node("pool-a"), node("pool-a"), node("pool-b"), plain_node()),
         }
 
     def _access_review(self, request: kmock.Request) -> Any:

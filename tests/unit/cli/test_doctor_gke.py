@@ -31,7 +31,6 @@ from tests.unit.cli.fake_cluster import (
     FakeCluster,
     deployment,
     kubeconfig,
-    node,
     refusal,
 )
 
@@ -44,6 +43,7 @@ def test_a_whole_cluster_is_all_right(look: Callable[[], dict[str, Check]]):
     assert found["TPU nodes"].found == (
         "pool-a: 2 x tpu-v4-podslice 2x2x2, 4 chips each; pool-b: 1 x tpu-v4-podslice 2x2x2, 4 chips each"
     )
+    assert found["node for the head"].found == "1 with room for 2 CPU and 8Gi"
     assert found["Kueue"].found == "v1beta1"
     assert found["queued provisioning"].found == "v1"
 
@@ -203,6 +203,7 @@ def test_the_gate_that_numbers_hosts(
     [
         (f"get {DEPLOYMENTS}", "KubeRay operator", "deployments of all namespaces"),
         (f"get {NODES}", "TPU nodes", "nodes"),
+        (f"get {NODES}", "node for the head", "nodes"),
         ("get /api/v1/namespaces/raytpu", "namespace", "namespaces"),
     ],
 )
@@ -317,21 +318,6 @@ def test_reviews_that_are_refused_are_no_answer(cluster: FakeCluster, look: Call
     found = look()
     assert not found["rights in raytpu"].seen
     assert found["TPU webhook"].found.endswith("whether it answers was not tried")
-
-
-# Nodes
-
-
-def test_no_nodes_now_is_fine(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
-    cluster.answers[f"get {NODES}"] = (200, {"items": []})
-    assert look()["TPU nodes"].ok
-
-
-def test_nodes_without_chips_lack_the_device_plugin(cluster: FakeCluster, look: Callable[[], dict[str, Check]]):
-    cluster.answers[f"get {NODES}"] = (200, {"items": [node("pool-a", chips="0")]})
-    check = look()["TPU nodes"]
-    assert (check.ok, check.missing) == (False, False)
-    assert "device plugin" in check.help
 
 
 # The command
