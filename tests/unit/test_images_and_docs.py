@@ -132,6 +132,24 @@ def test_what_kind_plays_is_a_lease_that_the_backend_takes():
     assert host["containers"][0]["resources"]["limits"]["google.com/tpu"] == "4", "as up.sh says it"
 
 
+def test_the_first_run_on_gke_has_room_for_the_head_and_pays_for_chips_while_it_runs():
+    [block] = re.findall(r"## On GKE in ten lines\n\n```sh\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    lines = block.splitlines()
+    assert len(lines) <= 10
+
+    [cluster] = [line for line in lines if " clusters create " in line]
+    cpus = int(re.findall(r"--machine-type n2-standard-(\d+) ", cluster)[0])
+    [extra] = re.findall(r"--conn-extra '(.*)'", block)
+    options = {key: value for key, value in json.loads(extra).items() if key not in {*ACCESS_KEYS, "backend"}}
+    head = Settings.of(options).head
+    # A part is the system's; it has 4 GB for each CPU.
+    assert cpus >= int(head.cpu) + 1
+    assert 4 * cpus * 0.75 >= int(head.memory.removesuffix("Gi"))
+
+    [pool] = [line for line in lines if " node-pools create " in line]
+    assert "--num-nodes 0 --enable-autoscaling --min-nodes 0 " in pool
+
+
 def test_the_secret_of_the_documentation_reaches_the_hosts_by_name():
     [section] = re.findall(r"## Secrets for your code\n(.*?)\n## ", (ROOT / "docs" / "gke.md").read_text(), re.DOTALL)
     [code] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
