@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from raytpu_ops.tpu.shapes import SliceShape, catalogue
+from raytpu_ops.tpu.shapes import RAY, SliceShape, catalogue
 
 #: The families of v4, v5p and 7x run into hundreds; a table shows these many of a generation.
 _SHOWN = 24
@@ -29,7 +29,8 @@ def show(generation: str | None, *, as_json: bool) -> None:
         table.add_column(name, overflow="fold")
     for name in ("hosts", "chips", "on a host"):
         table.add_column(name, justify="right", overflow="fold")
-    table.add_column("pod type", overflow="fold")
+    for name in ("pod type", "Ray"):
+        table.add_column(name, overflow="fold")
     hidden: dict[str, int] = {}
     seen: dict[str, int] = {}
     for shape in found:
@@ -40,11 +41,14 @@ def show(generation: str | None, *, as_json: bool) -> None:
             continue
         row = as_dict(shape)
         keys = ("generation", "topology", "machine_type", "hosts", "chips", "chips_per_host", "pod_type")
-        table.add_row(*(str(row[key]) for key in keys))
+        table.add_row(*(str(row[key]) for key in keys), "" if shape.ray_reserves else "no")
     console = Console()
     console.print(table)
     for name, count in hidden.items():
         console.print(f"{count} larger shapes of {name}: raytpu shapes {name}", highlight=False)
+    if not all(shape.ray_reserves for shape in found):
+        words = f"no: {RAY} can't reserve it, so no task could use it; a plan refuses it"
+        console.print(words, highlight=False, soft_wrap=True)
 
 
 def as_dict(shape: SliceShape) -> dict[str, Any]:
@@ -58,6 +62,7 @@ def as_dict(shape: SliceShape) -> dict[str, Any]:
         "chips_per_host": shape.chips_per_host,
         "pod_type": shape.pod_type,
         "ray_accelerator": shape.ray_accelerator,
+        "ray_reserves": shape.ray_reserves,
         "gke_accelerator": shape.gke_accelerator,
         "node_selector": shape.node_selector,
     }

@@ -85,7 +85,7 @@ class _WantsSlices(RayTpuOperator):
         # One that exists, in the place of what a template decides: the number of slices can be judged alone.
         generation, topology, machine_type = ("v4", "2x2x1", None) if has_template(shape) else shape
         number = settled(whole_number(self.num_slices), 1)
-        SliceSpec.of(generation, topology, num_slices=number, machine_type=machine_type)
+        SliceSpec.of(generation, topology, num_slices=number, machine_type=machine_type).shape.check_reserved()
 
     def _open(self) -> Backend:
         return RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend

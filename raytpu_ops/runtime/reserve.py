@@ -18,7 +18,7 @@ from typing import Any
 
 from raytpu_ops.runtime.cluster import SLICE_NAME, Holding, Host, free_chips, holdings, tpu_hosts, whole_slices
 from raytpu_ops.runtime.console import say
-from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, Preempted, RayTpuError
+from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted, RayTpuError
 from raytpu_ops.tpu.shapes import SliceShape
 from raytpu_ops.tpu.spec import SliceSpec
 
@@ -117,12 +117,11 @@ def reserve(spec: SliceSpec, until: float, name: str, address: str) -> Reservati
     :param address: of Ray's head.
     :raises DeadlineExceeded: naming the hosts that were busy and who holds them.
     :raises Preempted: when slices of this shape have lost hosts, so that too few are whole.
-    :raises Misconfigured: when Ray cannot reserve this shape at all.
+    :raises InvalidSpec: when Ray cannot reserve this shape at all.
     """
     reservation = Reservation()
     began = time.monotonic()
-    if not spec.shape.ray_reserves:
-        raise Misconfigured(f"{spec.shape}: Ray does not list this topology and cannot reserve such a slice")
+    spec.shape.check_reserved()
     try:
         for index in range(spec.num_slices):
             reservation.claims.append(_claim_one(spec.shape, until, f"{name}-{index}"))

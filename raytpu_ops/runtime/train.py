@@ -89,8 +89,7 @@ def _trainer(work: TrainWork, session: Session) -> Any:
     from raytpu_ops.runtime.loop import run_loop
 
     shape = work.spec.shape
-    if not shape.ray_reserves:
-        raise Misconfigured(f"{shape}: Ray does not list this topology and cannot reserve such a slice")
+    shape.check_reserved()
     return JaxTrainer(
         run_loop,
         train_loop_config={"work": dump_work(work), "run": session.run},

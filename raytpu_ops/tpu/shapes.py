@@ -38,7 +38,9 @@ _SMALL_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 _CUBE_HOST = 4
 #: Topologies of v5e and v6e that Ray takes for one host, whatever the hosts are.
 _RAY_ONE_HOST = frozenset({"1x1", "2x2", "2x4"})
-#: The largest dimensions that Ray 2.60 lists; beyond them its reservations answer ValueError.
+#: Whose list of topologies is meant below.
+RAY = "Ray 2.60"
+#: The largest dimensions that it lists; beyond them its reservations answer ValueError.
 _RAY_LARGEST = {"v4": (12, 12, 16), "v5p": (16, 16, 24)}
 _RAY_7X_CUBES = frozenset({"4x4x4", "4x4x8", "4x8x8", "8x8x8", "8x8x16", "8x16x16"})
 
@@ -115,13 +117,29 @@ class SliceShape:
 
     @property
     def ray_reserves(self) -> bool:
-        """Ray 2.60 lists the topology; where it does not, ``slice_placement_group`` refuses it."""
+        """Ray lists the topology; where it does not, ``slice_placement_group`` and ``JaxTrainer`` refuse it."""
         if self.generation.dimensions == 2 or self.topology in _SMALL_CUBES:
             return True
         if self.generation.name == "7x":
             return self.topology in _RAY_7X_CUBES
         largest = _RAY_LARGEST[self.generation.name]
         return all(mine <= most for mine, most in zip(_dimensions(self.topology), largest, strict=True))
+
+    def check_reserved(self) -> None:
+        """Refuse a slice whose chips would come and be paid for, and that no task could use.
+
+        :raises InvalidSpec: Ray can't reserve it; the message names the nearest that it can.
+        """
+        if self.ray_reserves:
+            return
+        close = min(
+            (shape for shape in _shapes(self.generation) if shape.ray_reserves),
+            key=lambda shape: _distance(_dimensions(shape.topology), _dimensions(self.topology)),
+        )
+        raise InvalidSpec(
+            f"topology: {RAY} has no {self.generation.name} {self.topology}, so no task could reserve such a slice; "
+            f"the nearest that it has is {close.topology!r}"
+        )
 
     @property
     def gke_accelerator(self) -> str:

@@ -22,9 +22,11 @@ from raytpu_ops.tpu.spec import SliceSpec
 def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> Plan:
     """The plan.
 
-    :raises InvalidSpec: a kind of capacity that this backend does not have, or a template that breaks it.
+    :raises InvalidSpec: a kind of capacity that this backend does not have, a shape that Ray can't reserve, or a
+        template that breaks it.
     """
     options, shape = settings.node_pools, spec.shape
+    shape.check_reserved()
     made = options is not None and not options.reuse
     _check(spec, ladder, options)
     nodes = own_nodes("plan", ladder) if options is not None else None

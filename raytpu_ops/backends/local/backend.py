@@ -85,13 +85,15 @@ class LocalBackend:
     async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
         """Check Ray, the root folder and this machine's size; nothing is touched.
 
-        :raises InvalidSpec: more hosts than this machine may play, or a root that is too long.
+        :raises InvalidSpec: more hosts than this machine may play, a shape that Ray can't reserve, or a root that is
+            too long.
         :raises Misconfigured: Ray is missing or too old, the root is not ours, or a path has a space in it.
         """
         if self._needs_ray:
             _check_ray()
             check_words("this Python", sys.executable)
         self.root.check()
+        spec.shape.check_reserved()
         if spec.hosts > self._max_hosts:
             raise InvalidSpec(
                 f"backend 'local': {spec} are {spec.hosts} hosts, this machine plays at most {self._max_hosts}; take a "

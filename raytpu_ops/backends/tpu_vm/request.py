@@ -39,9 +39,9 @@ _SHORTEST_WAIT = timedelta(minutes=1)
 
 
 def check(spec: SliceSpec) -> None:
-    """Refuse what Cloud TPU does not have.
+    """Refuse what Cloud TPU does not have, and what no task could use.
 
-    :raises InvalidSpec: the generation, or hosts of four chips where it has one of eight.
+    :raises InvalidSpec: the generation, hosts of four chips where it has one of eight, or a topology that Ray lacks.
     """
     shape = spec.shape
     if shape.generation.name not in TYPES:
@@ -55,6 +55,7 @@ def check(spec: SliceSpec) -> None:
             f"spec: a Cloud TPU VM of {shape.generation.name} {shape.topology} is one host of 8 chips: say "
             f"machine_type={eight!r}, or use backend 'gke' for hosts of 4"
         )
+    shape.check_reserved()
 
 
 def check_rung(rung: AnyCapacity, where: str) -> None:

@@ -76,6 +76,15 @@ def test_shapes_of_one_generation_in_any_spelling():
     assert {row["generation"] for row in json.loads(run("shapes", "ironwood", "--json"))} == {"7x"}
 
 
+def test_shapes_that_nothing_could_run_on_are_marked():
+    rows = {row["topology"]: row for row in json.loads(run("shapes", "7x", "--json"))}
+    assert [rows[topology]["ray_reserves"] for topology in ("4x4x8", "4x4x12")] == [True, False]
+    lines = run("shapes", "7x").splitlines()
+    marked = {line.split()[1]: line.rstrip().endswith(" no") for line in lines if line.startswith("7x ")}
+    assert (marked["4x4x8"], marked["4x4x12"]) == (False, True)
+    assert lines[-1] == "no: Ray 2.60 can't reserve it, so no task could use it; a plan refuses it"
+
+
 def test_the_table_of_all_shapes_says_what_it_leaves_out():
     text = run("shapes")
     assert "v6e" in text

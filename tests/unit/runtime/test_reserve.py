@@ -8,7 +8,7 @@ import pytest
 
 from raytpu_ops.runtime import cluster, reserve
 from raytpu_ops.runtime.cluster import Holding, Host
-from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, Preempted
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Preempted
 from raytpu_ops.tpu.spec import SliceSpec
 
 SPEC = SliceSpec.of("v4", "2x2x2", num_slices=2)
@@ -114,7 +114,7 @@ def test_only_slices_that_are_whole_and_free_are_chosen(world: World) -> None:
 
 def test_a_shape_that_ray_cannot_reserve_is_refused_at_once(world: World) -> None:
     unlisted = next(SliceSpec.of("v4", shape.topology) for shape in reversed(_catalogue()) if not shape.ray_reserves)
-    with pytest.raises(Misconfigured, match="Ray does not list this topology"):
+    with pytest.raises(InvalidSpec, match="no task could reserve such a slice"):
         reserve.reserve(unlisted, 0.0, "name", "head:1")
 
 

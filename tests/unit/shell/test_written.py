@@ -64,6 +64,7 @@ def line_of(make: Make, **changes: Any) -> str:
 
 #: What is called, one mistake, and what the line says.
 MISTAKES: list[tuple[Make, dict[str, Any], str]] = [
+    (provision, {"topology": "4x4x20"}, "Ray 2.60 has no v4 4x4x20.* the nearest that it has is '4x4x16'"),
     (train, {"deadlines": {"runing": 4}}, "runing"),
     (train, {"train_loop": "mf"}, "RayTrainOperator: train_loop: it must be 'package.module:function'"),
     (train, {"train_loop": lambda config: None}, "train_loop: .* cannot be imported on the hosts"),

@@ -91,6 +91,18 @@ class TestAgainstRay:
             str(s) for s in SHAPES if listed(s.ray_generation, s.topology)
         }
 
+    @given(shape=a_shape)
+    def test_a_slice_that_ray_does_not_list_is_refused_with_one_that_it_does(self, ray_tpu, shape):
+        listed = ray_tpu.TPUAcceleratorManager.is_valid_tpu_accelerator_topology
+        if listed(shape.ray_generation, shape.topology):
+            shape.check_reserved()
+            return
+        with pytest.raises(
+            InvalidSpec, match=f"topology: Ray 2.60 has no {shape.generation.name} {shape.topology}"
+        ) as no:
+            shape.check_reserved()
+        assert listed(shape.ray_generation, str(no.value).split("'")[1])
+
     @given(shape=a_shape, data=st.data())
     def test_a_host_labels_itself_as_the_shape_says(self, ray_tpu, shape, data):
         """What ``ray start`` reads out of our variables: labels, head resource, accelerator type."""

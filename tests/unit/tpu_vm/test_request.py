@@ -30,9 +30,10 @@ def spec_of(shape: SliceShape, slices: int = 1) -> SliceSpec:
 
 
 def had(shape: SliceShape) -> bool:
-    """Whether Cloud TPU has it, and the fake knows it: large cubes are many."""
+    """Whether Cloud TPU has it, Ray can use it, and the fake knows it: large cubes are many."""
     return (
-        shape.generation.name in request.TYPES
+        shape.ray_reserves
+        and shape.generation.name in request.TYPES
         and not (shape.chips == 8 and shape.hosts == 2 and shape.generation.dimensions == 2)
         and any(shape.pod_type == one.accelerator_type for one in tpu_rules.catalogue())
         and shape.topology in tpu_rules.FAMILIES[2].topologies + tpu_rules.FAMILIES[3].topologies
