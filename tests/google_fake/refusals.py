@@ -64,6 +64,15 @@ def exists(resource: str) -> Refusal:
     return Refusal(Code.ALREADY_EXISTS, f"Already exists: {resource}.", reason="alreadyExists")
 
 
+def not_in_state(method: str, state: str, states: Sequence[str]) -> Refusal:
+    """What several people's scripts for queued resources look for, with their code 9."""
+    return Refusal(
+        Code.FAILED_PRECONDITION,
+        f"{method} is not supported when state is {state} (must be one of [{' '.join(states)}])",
+        reason="conditionNotMet",
+    )
+
+
 def busy(operation: str) -> Refusal:
     """rancher/gke-operator#509: the cluster does one thing at a time."""
     return Refusal(

@@ -15,10 +15,12 @@ from google.protobuf import empty_pb2
 from tests.google_fake import pool_rules, refusals, tpu_rules
 from tests.google_fake.gate import Ask, Rpc
 from tests.google_fake.refusals import Code, Refusal
-from tests.google_fake.tpu_queue import Initiator, NodeState, Queue, State, finish
+from tests.google_fake.tpu_queue import Held, Initiator, NodeState, Queue, Queued, State, fail, finish
 
 #: States in which a queued resource may be deleted without `force`.
-_DELETABLE = (State.ACCEPTED, State.FAILED, State.SUSPENDED)
+_DELETABLE = (State.ACCEPTED, State.WAITING_FOR_RESOURCES, State.SUSPENDED, State.FAILED)
+#: States in which `force` may not help.
+_HELD = (State.PROVISIONING, State.SUSPENDING)
 
 
 class Tpu(Queue):
@@ -141,13 +143,9 @@ class Tpu(Queue):
             raise Refusal(
                 Code.FAILED_PRECONDITION, f"QueuedResource {request.name} is already being deleted.", reason="conflict"
             )
-        if not request.force and found.state not in _DELETABLE:
-            raise Refusal(
-                Code.FAILED_PRECONDITION,
-                f"Cannot delete QueuedResource {request.name} in state {found.state.name}; only in states ACCEPTED, "
-                "FAILED and SUSPENDED, or with force.",
-                reason="conditionNotMet",
-            )
+        held = self.held if found.state in _HELD else None
+        if found.state not in _DELETABLE and (held or not request.force):
+            return self._held(found, held)
         self._set(found, State.DELETING)
         for node in self._nodes_of(found):
             self._stop(node, NodeState.DELETING)
@@ -162,6 +160,17 @@ class Tpu(Queue):
 
         nodes = self._nodes_of(found)
         self.clock.after(self.delays.delete, lambda: self._when_settled(nodes, gone))
+        return operation
+
+    def _held(self, found: Queued, held: Held | None) -> operations_pb2.Operation:
+        """It can't be deleted in its state."""
+        error = refusals.not_in_state("DeleteQueuedResource", found.state.name, [state.name for state in _DELETABLE])
+        if held is not None and held.gives_up and found.state == State.PROVISIONING:
+            self._give_up(found)
+        if held is None or not held.by_operation:
+            raise error
+        operation = self._operation(found.resource.name, "delete")
+        self.clock.after(self.delays.accept, lambda: fail(operation, error.status))
         return operation
 
     def _list_queued(self, request: tpu_v2.ListQueuedResourcesRequest) -> tpu_v2.ListQueuedResourcesResponse:

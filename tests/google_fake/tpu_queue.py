@@ -40,6 +40,18 @@ class Delays:
 
 
 @dataclass
+class Held:
+    """How Google refuses to delete what is made or taken away just then, by force too.
+
+    :param by_operation: the request is taken, and its operation has the error.
+    :param gives_up: a request that is refused makes one that is PROVISIONING fail.
+    """
+
+    by_operation: bool = False
+    gives_up: bool = True
+
+
+@dataclass
 class Queued:
     """A queued resource and what the API does not show of it.
 
@@ -98,6 +110,8 @@ class Queue:
         self.zones: dict[str, frozenset[str] | None] = {}
         #: Zones that do not answer where all of them are asked.
         self.away: set[str] = set()
+        #: Whether Google deletes nothing in PROVISIONING and SUSPENDING.
+        self.held: Held | None = None
         #: Queued resources that were ever made, full names, in order.
         self.made: list[str] = []
         #: Node -> worker -> guest attributes.
@@ -250,8 +264,7 @@ class Queue:
         """Nothing is left of it but what its operation says."""
         assert found.fate is not None, "it was looked for"
         del self.queued[found.resource.name]
-        operation.done = True
-        operation.error.CopyFrom(found.fate.error)
+        fail(operation, found.fate.error)
 
     def _suspend(self, name: str, who: Initiator) -> None:
         found = self._queued(name)
@@ -259,6 +272,15 @@ class Queue:
             return
         self._later(found, State.SUSPENDING, self.delays.suspend, self._suspended)
         found.resource.state.state_initiator = who
+
+    def _give_up(self, found: Queued) -> None:
+        def failed(found: Queued) -> None:
+            for node in self._nodes_of(found):
+                self._stop(node, NodeState.DELETING)
+                del self.nodes[node.name]
+            self._fail(found, status_pb2.Status(code=Code.CANCELLED.value[0], message="Cancelled."))
+
+        self._later(found, State.SUSPENDING, self.delays.suspend, failed)
 
     def _suspended(self, found: Queued) -> None:
         who = found.resource.state.state_initiator
@@ -324,6 +346,11 @@ class Queue:
 def finish(operation: operations_pb2.Operation, answer: Message) -> None:
     operation.done = True
     operation.response.Pack(answer)
+
+
+def fail(operation: operations_pb2.Operation, error: status_pb2.Status) -> None:
+    operation.done = True
+    operation.error.CopyFrom(error)
 
 
 def _words_of(fate: Fate, zone: str) -> str:

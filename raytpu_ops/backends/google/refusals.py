@@ -113,11 +113,19 @@ ROWS: tuple[Row, ...] = (
         "release what uses it, or have the quota raised",
     ),
     Row(
+        "addresses",
+        CapacityUnavailable,
+        r"IP_SPACE_EXHAUSTED|\bIP space of \S+ is exhausted",
+        "no address is free in that range: release what uses it, widen the subnetwork's range, or name another one",
+    ),
+    Row(
         "place",
         NotOffered,
         r"\blocation \S+ is not found|LOCATION_POLICY_VIOLATED|permission denied on 'locations/",
         "check the zone's name, and whether the project may use it",
     ),
+    # Before what is not supported at all.
+    Row("not_yet", RemoteUnavailable, r"is not supported when state is", ""),
     # Operations and pools carry such words with any code, or none.
     Row(
         "shape",
@@ -224,6 +232,13 @@ def is_denied(error: BaseException) -> bool:
     """Whether a permission is missing; an API that is off, or a policy, is another matter."""
     found = google_error(error)
     return found is not None and _code_of(found) == _DENIED and _row(_words(found)) is None
+
+
+def is_not_yet(error: BaseException) -> bool:
+    """Whether Google refuses something only while the object is in the state in which it is."""
+    found = google_error(error)
+    row = _row(_words(found)) if found is not None else None
+    return row is not None and row.name == "not_yet"
 
 
 def is_nowhere(error: BaseException) -> bool:

@@ -8,16 +8,17 @@ Not here: credentials, time-outs and what a refusal means (``google/clients.py``
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 from typing import Any, Self
 
 from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.backends.google.clients import GoogleApis, Unheard
-from raytpu_ops.backends.google.refusals import ended
+from raytpu_ops.backends.google.refusals import ended, is_not_yet
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.startup import STATE
 from raytpu_ops.backends.tpu_vm.states import Meaning
-from raytpu_ops.tpu.errors import Misconfigured
+from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
 
 #: The location that stands for all of them, in a list; Google then says in ``unreachable`` which ones did not answer.
 #: The reference does not name it: it is what ``gcloud compute tpus queued-resources list --zone=-`` sends.
@@ -107,18 +108,22 @@ class TpuApi:
             raise error
         return found is None or bool(found.done)
 
-    async def delete(self, zone: str, name: str) -> None:
-        """Tell a queued resource to go, with its nodes, in whatever state it is (F11); fine where it is gone."""
+    async def delete(self, zone: str, name: str) -> bool:
+        """Tell a queued resource to go, with its nodes (F11); fine where it is gone.
+
+        :return: whether Google took that; it does not while it makes the nodes or takes them away.
+        """
         try:
-            await self.apis.ask_or_none(
+            return await self._told_to_go(
                 f"delete queued resource {name} in {zone}",
                 self.apis.tpu.delete_queued_resource,
-                request={"name": f"{self._parent(zone)}/queuedResources/{name}", "force": True},
+                {"name": f"{self._parent(zone)}/queuedResources/{name}", "force": True},
             )
         except Misconfigured:
             there = await self.queued_resource(zone, name)
             if there is not None and there.meaning is not Meaning.GOING:
-                raise  # else somebody else told it to go in the same moment
+                raise
+            return True  # somebody else told it to go in the same moment
 
     async def nodes(self, zone: str, unheard: Unheard | None = None) -> list[NodeView]:
         """All nodes of a zone, or :data:`EVERYWHERE`.
@@ -145,11 +150,25 @@ class TpuApi:
         by_id = {node.id: node for node in await self.nodes(view.zone)}
         return [by_id[name] for name in view.node_ids if name in by_id]
 
-    async def delete_node(self, zone: str, name: str) -> None:
-        """Tell a node to go; fine where it is gone."""
-        await self.apis.ask_or_none(
-            f"delete node {name} in {zone}", self.apis.tpu.delete_node, name=f"{self._parent(zone)}/nodes/{name}"
+    async def delete_node(self, zone: str, name: str) -> bool:
+        """Tell a node to go; fine where it is gone.
+
+        :return: whether Google took that.
+        """
+        return await self._told_to_go(
+            f"delete node {name} in {zone}",
+            self.apis.tpu.delete_node,
+            {"name": f"{self._parent(zone)}/nodes/{name}"},
         )
+
+    async def _told_to_go(self, asked: str, method: Callable[..., Awaitable[Any]], request: dict[str, Any]) -> bool:
+        try:
+            await self.apis.ask_or_none(asked, method, request=request)
+        except RemoteUnavailable as error:
+            if is_not_yet(error):
+                return False
+            raise
+        return True
 
     async def said(self, zone: str, node: str) -> list[str]:
         """What the startup scripts of a node's VMs said last, one line a worker, in their order; empty: nothing yet."""

@@ -339,7 +339,7 @@ class TpuVmBackend:
         left = self._releasing.setdefault(key, Settling()).left(back, self._clock())
         if not left:
             del self._releasing[key]
-        return Released(removed=back.removed, left=left)
+        return Released(removed=back.removed, left=left, held=back.held)
 
     def ray(self, lease: SliceLease) -> RayClient:
         """A client for the lease's Ray; its token is read from the VMs' metadata when the client is used."""

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Collection
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import TypeVar
 
 from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.health import lost
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView
 from raytpu_ops.backends.tpu_vm.record import OWNER
-from raytpu_ops.backends.tpu_vm.states import Meaning
+from raytpu_ops.backends.tpu_vm.states import HELD, Meaning
 from raytpu_ops.tpu.errors import RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner
 
 Answer = TypeVar("Answer")
+
+#: How long Google may hold what is told to go: PROVISIONING has been seen to last two hours.
+HELD_WITHIN = timedelta(hours=2)
 
 
 @dataclass
@@ -31,6 +34,7 @@ class GivingBack:
     :param left: what is still there, and why.
     :param errors: what could not be done or seen; also among ``left``.
     :param whole: of each queued resource that was there, whether it was granted and nothing of it lost.
+    :param held: how much longer that may take, since Google deletes nothing in the state in which something is.
     """
 
     only: Collection[datetime] | None = None
@@ -38,6 +42,7 @@ class GivingBack:
     left: list[str] = field(default_factory=list)
     errors: list[RayTpuError] = field(default_factory=list)
     whole: list[bool] = field(default_factory=list)
+    held: timedelta = timedelta(0)
 
     async def look(self, api: TpuApi, zone: str, name: str, owner: Owner, *, ours: bool = False) -> None:
         """Tell what is there to go.
@@ -71,11 +76,22 @@ class GivingBack:
         if view is None or not self._meant(view, owner):
             return False
         self.whole.append(await self._is_whole(api, view))
-        if view.meaning is not Meaning.GOING:
-            await api.delete(zone, name)
-            self.removed.append(str(view))
-        self.left.append(f"{view} is being deleted")
+        if view.meaning is Meaning.GOING:
+            self.left.append(f"{view} is being deleted")
+            return True
+        took = await api.delete(zone, name)
+        self._told(str(view), view.state, took)
+        if view.state in HELD:  # where Google took that, its operation may still come to nothing
+            self.held = HELD_WITHIN
         return True
+
+    def _told(self, what: str, state: str, took: bool) -> None:
+        if took:
+            self.removed.append(what)
+            self.left.append(f"{what} is being deleted")
+        else:
+            self.held = HELD_WITHIN
+            self.left.append(f"{what} is {state}, in which Google deletes nothing: it is told again until that is over")
 
     async def _is_whole(self, api: TpuApi, view: QueuedView) -> bool:
         """Whether nobody has a reason to ask for it anew."""
@@ -88,10 +104,10 @@ class GivingBack:
         for node in await api.nodes(zone):
             if not self._meant(node, owner):
                 continue
-            if node.meaning is not Meaning.GOING and not going:
-                await api.delete_node(zone, node.id)
-                self.removed.append(str(node))
-            self.left.append(f"{node} is {node.state}")
+            if node.meaning is Meaning.GOING or going:
+                self.left.append(f"{node} is {node.state}")
+            else:
+                self._told(str(node), node.state, await api.delete_node(zone, node.id))
 
     def _meant(self, found: QueuedView | NodeView, owner: Owner) -> bool:
         if found.owner != owner.digest or self.only is None:

@@ -311,9 +311,13 @@ class Granting:
             await back.look(self._api, zone, self._name, self._owner, ours=zone in self._made)
             if back.errors:
                 raise next((one for one in back.errors if not isinstance(one, RemoteUnavailable)), back.errors[0])
+            if back.held:
+                let_go = min(self._clock(), begun + back.held)
+                decider.enter(Phase.RELEASING, self._plan.deadlines.at(Phase.RELEASING, let_go))
             return Pending("; ".join(back.left)) if back.left else Done(None)
 
-        until = self._plan.deadlines.at(Phase.RELEASING, self._clock())
+        begun = self._clock()
+        until = self._plan.deadlines.at(Phase.RELEASING, begun)
         decider: Wait[Pending | Done[None], None] = self._wait(
             f"queued resource {self._name} in {zone}", lambda seen: seen, until, Phase.RELEASING
         )

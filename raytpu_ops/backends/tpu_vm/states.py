@@ -27,6 +27,9 @@ class Meaning(Enum):
     UNKNOWN = "unknown"
 
 
+#: States of a queued resource in which Google refuses to delete it, also by force: it can be deleted in those that
+#: come after them. ``DeleteQueuedResource is not supported when state is PROVISIONING`` is what many met.
+HELD = frozenset({"CREATING", "PROVISIONING", "SUSPENDING"})
 _QUEUED_RESOURCES = {
     "CREATING": Meaning.QUEUED,
     "ACCEPTED": Meaning.QUEUED,

@@ -84,7 +84,7 @@ def test_f11_a_failed_one_says_why_and_stays_until_it_is_deleted_at_once(
     assert google.queued_resources() == {}
 
 
-@pytest.mark.parametrize("where", [State.WAITING_FOR_RESOURCES, State.PROVISIONING, State.ACTIVE])
+@pytest.mark.parametrize("where", [State.PROVISIONING, State.ACTIVE, State.SUSPENDING])
 def test_f11_others_are_deleted_by_force_alone(google: GoogleFake, tpu: Tpu, where: State) -> None:
     google.tpu.put(QUEUED, queued(), where)
     with pytest.raises(exceptions.FailedPrecondition, match=where.name):

@@ -171,6 +171,25 @@ SAID = [
         CapacityUnavailable,
         "quota",
     ),
+    # Addresses
+    Said(
+        "https://github.com/hashicorp/terraform-cdk/issues/1964",
+        Code.RESOURCE_EXHAUSTED,
+        "Not all instances running in IGM after 24.159253228s. Expected 1, running 0, transitioning 1. Current errors: "
+        "[IP_SPACE_EXHAUSTED]: Instance 'gke-dev-default-pool-4813919b-4f9v' creation failed: IP space of "
+        "'projects/p/regions/europe-west1/subnetworks/subnet-dev-services-range-49c037f0c13a0320' is exhausted.",
+        CapacityUnavailable,
+        "addresses",
+    ),
+    Said(
+        "https://github.com/Privatehive/gcp-hosted-github-runner/pull/7",
+        Code.INVALID_ARGUMENT,
+        "IP space of 'projects/p/regions/us-central1/subnetworks/spot-runner-subnetwork' is exhausted. Insufficient "
+        "free IP addresses in the IP range '10.0.1.0/24'. Consider expanding the current IP range or selecting an "
+        "alternative IP range.",
+        CapacityUnavailable,
+        "addresses",
+    ),
     # Somebody has to wait
     Said(
         f"{TERRAFORM}/issues/15205",
@@ -222,6 +241,14 @@ SAID = [
         "The resource_policy resource 'p' cannot be deleted: resourceInUseByAnotherResource",
         RemoteUnavailable,
         "in_use",
+    ),
+    Said(
+        "https://github.com/Cohere-Labs-Community/expedition-tayavision/blob/main/scripts/tpu/ops.sh",
+        Code.FAILED_PRECONDITION,
+        "DeleteQueuedResource is not supported when state is PROVISIONING (must be one of [ACCEPTED "
+        "WAITING_FOR_RESOURCES SUSPENDED FAILED])",
+        RemoteUnavailable,
+        "not_yet",
     ),
     Said(f"{TERRAFORM}/issues/16147", Code.INTERNAL, "an internal error has occurred", RemoteUnavailable, None),
     # It can never work as written
