@@ -11,10 +11,9 @@ import asyncio
 import re
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import raytpu_ops
+from raytpu_ops.backends.deployed import deployed
 from raytpu_ops.backends.gke import queued
 from raytpu_ops.backends.gke.rights import PROXY, RIGHTS, Right, needed
 from raytpu_ops.cli import doctor_nodes, doctor_webhook
@@ -306,12 +305,8 @@ def _unreadable(name: str, what: str, cluster: Cluster, answer: Answer) -> Check
 
 
 def manifest(name: str) -> str:
-    """Where a manifest of ``deploy/gke`` is: beside the package in a checkout, inside it in an installed wheel.
+    """Where a manifest of ``deploy/gke`` is.
 
     :param name: of the file.
     """
-    package_folder = Path(raytpu_ops.__file__).parent
-    for folder in (package_folder.parent / "deploy" / "gke", package_folder / "deploy" / "gke"):
-        if (folder / name).is_file():
-            return str(folder / name)
-    return f"deploy/gke/{name}"
+    return deployed(f"gke/{name}")

@@ -50,7 +50,7 @@ async def checks(cloud: CloudAccess, zones: Sequence[str]) -> list[Check]:
 
 async def _permissions(apis: GoogleApis) -> list[Check]:
     role = roles.TPU_VM
-    how = f"gcloud iam roles create raytpu --project {apis.project} --file {role.file}, and bind it to the account"
+    how = role.how_to_grant(apis.project)
     try:
         granted = await apis.permissions([*role.needed, *role.looks])
     except RayTpuError as error:
@@ -87,7 +87,7 @@ async def _zone(apis: GoogleApis, zone: str) -> list[Check]:
             )
             without += [] if software is not None else [f"{version} for {name}"]
     except RayTpuError as error:
-        return [_unlisted(zone, error)]
+        return [_unlisted(zone, error, apis.project)]
     if not had:
         return [Check(zone, False, "it has no TPUs that this backend knows", "name another zone")]
     rows = [Check(zone, True, ", ".join(had))]
@@ -96,12 +96,12 @@ async def _zone(apis: GoogleApis, zone: str) -> list[Check]:
     return rows
 
 
-def _unlisted(zone: str, error: RayTpuError) -> Check:
+def _unlisted(zone: str, error: RayTpuError, project: str) -> Check:
     if isinstance(error, RemoteUnavailable):
         return unseen(zone, str(error), "try again")
     if is_nowhere(error):
         return Check(zone, False, str(error), "name a zone that Cloud TPU has: gcloud compute tpus locations list")
     if is_denied(error):
-        return unseen(zone, str(error), f"have {roles.TPU_VM.file} granted")
+        return unseen(zone, str(error), roles.TPU_VM.how_to_grant(project))
     how = "see what Google says; gcloud services enable tpu.googleapis.com enables the API"
     return Check(zone, False, str(error), how)

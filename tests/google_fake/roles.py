@@ -17,7 +17,7 @@ ELSEWHERE = frozenset({"iam.serviceAccounts.actAs"})
 
 def role_file(role: Role) -> dict[str, Any]:
     """The role as `gcloud iam roles create` reads it."""
-    found: dict[str, Any] = yaml.safe_load((REPOSITORY / role.file).read_text())
+    found: dict[str, Any] = yaml.safe_load((REPOSITORY / "deploy" / role.file).read_text())
     return found
 
 

@@ -91,8 +91,8 @@ async def _permissions(apis: GoogleApis, project: str, role: Role, needed: Seque
     missing = [name for name in needed if name not in granted]
     if missing:
         raise Misconfigured(
-            f"project {project}: the account lacks {', '.join(missing)}; {role.file} is a role that has them: "
-            f"gcloud iam roles create raytpu --project {project} --file {role.file}"
+            f"project {project}: the account lacks {', '.join(missing)}; the role {role.id} has them: "
+            f"{role.how_to_grant(project)}"
         )
     blind = [name for name in role.looks if name not in granted]
     return [f"without {', '.join(blind)} less can be checked before slices are made"] if blind else []

@@ -10,22 +10,38 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from raytpu_ops.backends.deployed import deployed
+
 
 class Role(NamedTuple):
     """What an account has to have.
 
-    :param file: the custom role that has it all.
+    :param id: of the custom role that has it all, as ``docs/google.md`` calls it.
+    :param file: the custom role, below ``deploy``.
     :param needed: without these a lease can't be granted, watched and given back.
     :param looks: without these the checks before creation tell less.
     """
 
+    id: str
     file: str
     needed: tuple[str, ...]
     looks: tuple[str, ...]
 
+    def how_to_grant(self, project: str) -> str:
+        """What somebody who may types, in one line.
+
+        :param project: its id.
+        """
+        return (
+            f"gcloud iam roles create {self.id} --project {project} --file {deployed(self.file)} (update in the place "
+            f"of create where it is there), then gcloud projects add-iam-policy-binding {project} --role "
+            f"projects/{project}/roles/{self.id} --member serviceAccount:ACCOUNT"
+        )
+
 
 GKE = Role(
-    "deploy/google/role-gke.yaml",
+    "raytpu_gke",
+    "google/role-gke.yaml",
     (
         "container.clusters.get",
         "container.clusters.update",
@@ -40,7 +56,8 @@ WORKLOAD_POLICY = (
     "compute.resourcePolicies.get",
 )
 TPU_VM = Role(
-    "deploy/google/role-tpu-vm.yaml",
+    "raytpu_tpu_vm",
+    "google/role-tpu-vm.yaml",
     (
         "tpu.nodes.create",
         "tpu.nodes.delete",

@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 import raytpu_ops
 from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.backends.google.roles import GKE
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli import doctor, doctor_gke
 from raytpu_ops.cli.doctor import Check
@@ -264,6 +265,7 @@ def test_an_installed_wheel_has_the_manifests_where_the_doctor_says(tmp_path: Pa
     for name in ("rbac.yaml", "doctor.yaml"):
         assert Path(doctor_gke.manifest(name)) == site / "raytpu_ops" / "deploy" / "gke" / name
         assert Path(doctor_gke.manifest(name)).is_file()
+    assert str(site / "raytpu_ops" / "deploy" / "google" / "role-gke.yaml") in GKE.how_to_grant("p")
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.roles import Watch
 
+ROOT = Path(__file__).parents[3]
 OTHER = "europe-west4-b"
 
 
@@ -46,7 +47,10 @@ async def test_a_permission_that_is_missing_is_named_with_the_role(google: Googl
     found = await looked(google)
     assert found["permissions"].missing
     assert found["permissions"].found == "without tpu.nodes.delete"
-    assert TPU_VM.file in found["permissions"].help
+    assert found["permissions"].help == TPU_VM.how_to_grant(PROJECT)
+    assert f"create raytpu_tpu_vm --project {PROJECT} --file {ROOT}/deploy/google/role-tpu-vm.yaml" in (
+        found["permissions"].help
+    )
     assert not found["permissions of plans"].ok
     assert not found["permissions of plans"].missing
 

@@ -169,7 +169,7 @@ async def test_a_plan_says_where_hosts_go_before_their_lease(world: World):
 
 async def test_missing_permissions_are_told_before_anything_is_made(world: World):
     world.google.deny("container.operations.list")
-    with pytest.raises(Misconfigured, match=r"lacks container.operations.list; deploy/google/role-gke.yaml"):
+    with pytest.raises(Misconfigured, match=r"lacks container.operations.list; the role raytpu_gke has"):
         await acquired(world)
     assert world.left == {}
 

@@ -20,6 +20,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
 
+ROOT = Path(__file__).parents[3]
 V4 = SliceSpec.of("v4", "2x2x2", num_slices=2)
 V6E = SliceSpec.of("v6e", "4x4")
 REGION = "us-central2"
@@ -62,10 +63,12 @@ class TestPermissions:
         google.deny("container.clusters.update", "container.operations.list")
         with pytest.raises(Misconfigured) as caught:
             await gke(apis)
-        assert "lacks container.clusters.update, container.operations.list; " in str(caught.value)
-        assert "gcloud iam roles create raytpu --project tpu-project --file deploy/google/role-gke.yaml" in str(
-            caught.value
-        )
+        words = str(caught.value)
+        assert "lacks container.clusters.update, container.operations.list; the role raytpu_gke has them: " in words
+        create, update, bind = words.partition(": gcloud")[2].partition(" (update in the place of create")
+        assert create == f" iam roles create raytpu_gke --project tpu-project --file {ROOT}/deploy/google/role-gke.yaml"
+        assert update
+        assert "add-iam-policy-binding tpu-project --role projects/tpu-project/roles/raytpu_gke --member" in bind
 
     async def test_those_for_a_policy_count_where_one_is_made(self, google: GoogleFake, apis: GoogleApis) -> None:
         google.deny("compute.resourcePolicies.create")
