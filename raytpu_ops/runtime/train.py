@@ -19,7 +19,7 @@ from raytpu_ops.runtime.console import emit, say
 from raytpu_ops.runtime.failures import Died, Raised, judge
 from raytpu_ops.runtime.reserve import not_reserved
 from raytpu_ops.runtime.session import Session
-from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, Preempted, RayTpuError
+from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, Preempted, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.work import Event, TrainWork, dump_work
 
 #: Pause between two looks at who has begun.
@@ -197,7 +197,15 @@ def _judged(error: BaseException, work: TrainWork, session: Session) -> RayTpuEr
         return _not_reserved(work, session)
     say(f"Ray Train failed before the loop ran: {type(cause).__name__}: {cause}")
     if raised or "died" in str(cause).lower():
-        return judge(work.train_loop, hosts, raised, [Died(host="a host", how=_how(cause))])
+        error = judge(work.train_loop, hosts, raised, [Died(host="a host", how=_how(cause))])
+        if raised or workers or isinstance(error, Preempted):
+            return error
+        # Nothing of the user's ran: JAX ends its processes where they do not find together, as when the port that
+        # was free for its coordinator a moment ago no longer is.
+        return RemoteUnavailable(
+            f"{work.train_loop}: the processes on the hosts died before it ran, while every host lives on; a retry "
+            f"starts them anew. {_how(cause)}"
+        )
     return Misconfigured(f"{work.train_loop}: Ray Train did not start it: {_how(cause)}")
 
 

@@ -62,7 +62,9 @@ class Run:
 
     def ends(self, state: str) -> None:
         run = self.api.wait_run(self.dag_id, self.id, deadline_s=LIMIT_S)
-        assert run["state"] == state, self.api.last_log(self.dag_id, self.id, self.task_id, lines=80)
+        if run["state"] != state:
+            print(*self.api.last_log(self.dag_id, self.id, self.task_id, lines=80), sep="\n")
+        assert run["state"] == state
 
     def jobs(self) -> list[JobInfo]:
         """What Ray has of this run's task."""

@@ -17,7 +17,14 @@ with warnings.catch_warnings():
 
 from raytpu_ops.runtime import train
 from raytpu_ops.runtime.cluster import Holding, Host
-from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, Preempted, RayTpuError, UserCodeFailed
+from raytpu_ops.tpu.errors import (
+    DeadlineExceeded,
+    Misconfigured,
+    Preempted,
+    RayTpuError,
+    RemoteUnavailable,
+    UserCodeFailed,
+)
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.tpu.work import TrainWork
 
@@ -111,6 +118,16 @@ def test_a_start_without_its_slices_is_about_the_slices(world: SimpleNamespace, 
 def test_a_start_that_failed_on_lost_slices_is_about_the_slices(world: SimpleNamespace) -> None:
     world.whole.clear()
     assert str(judged(ControllerError(RuntimeError("the actor died")), workers=0)) == "not reserved"
+
+
+def test_processes_that_die_before_the_users_code_ran_are_not_the_users_fault() -> None:
+    """JAX ends them where they do not find together; a retry starts them anew."""
+    died = ControllerError(RuntimeError("The actor died. Worker exit detail: SIGABRT"))
+    error = judged(died, workers=0)
+    assert isinstance(error, RemoteUnavailable)
+    assert "died before it ran" in str(error)
+    assert str(error).endswith("Worker exit detail: SIGABRT")
+    assert isinstance(judged(died), UserCodeFailed)
 
 
 def test_any_other_failure_of_the_controller_is_misconfigured() -> None:
