@@ -260,10 +260,12 @@ class Granting:
         def granted(nodes: Sequence[NodeView]) -> datetime:
             """When hosts began to be made (F10): the queue's time is over, and its length does not count."""
             nonlocal first_seen
-            first_seen = first_seen or self._clock()
+            # Without a node nothing says when, and a process that goes on sees it anew; it was within the queue's time.
+            first_seen = first_seen or min(self._clock(), queued_until)
             return min((node.created for node in nodes if node.created is not None), default=first_seen)
 
-        decider = self._wait(what, judge, ladder.deadline(step, climb, self._plan), Phase.QUEUED)
+        queued_until = ladder.deadline(step, climb, self._plan)
+        decider = self._wait(what, judge, queued_until, Phase.QUEUED)
         return await wait_async(look, decider, sleep=self._sleep)
 
     async def _create(self, step: Step, climb: Climb) -> str:

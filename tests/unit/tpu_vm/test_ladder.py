@@ -14,7 +14,7 @@ from tests.google_fake import GoogleFake
 from tests.google_fake.fake import ZONE
 from tests.google_fake.gate import Call
 from tests.google_fake.refusals import Code, Refusal
-from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, full, nothing_left, planned, state, until
+from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, Make, full, nothing_left, planned, state, until
 
 
 async def test_each_rung_is_tried_in_each_zone_and_all_is_on_record(google: GoogleFake, backend: TpuVmBackend):
@@ -179,6 +179,23 @@ async def test_hosts_that_do_not_come_up_end_the_step(google: GoogleFake, backen
     with pytest.raises(CapacityUnavailable, match="the provisioning deadline .* has passed"):
         await backend.acquire(planned(Spot(), provisioning=timedelta(minutes=20)), ME)
     assert nothing_left(google)
+
+
+async def test_triggerers_that_restart_do_not_put_off_the_end_of_a_step_without_a_node(google: GoogleFake, make: Make):
+    """F10, F33: of what is PROVISIONING and has no node yet Google does not say since when."""
+    google.tpu.delays.provision = float("inf")
+    plan = planned(Spot(within=timedelta(minutes=5)), provisioning=timedelta(minutes=30))
+    loop, before = asyncio.get_running_loop(), google.clock.now()
+    google.clock.after(90, google.tpu.nodes.clear)
+    for _ in range(5):
+        task = asyncio.ensure_future(make(zones=[ZONE]).acquire(plan, ME))
+        google.clock.after(20 * 60, lambda task=task: loop.call_soon_threadsafe(task.cancel))
+        await asyncio.wait([task])
+        if not task.cancelled():
+            break
+    with pytest.raises(CapacityUnavailable, match="the provisioning deadline .* has passed"):
+        await task
+    assert google.clock.now() - before < timedelta(minutes=5 + 30 + 5)
 
 
 async def test_a_rung_may_have_a_time_of_its_own(google: GoogleFake, backend: TpuVmBackend):
