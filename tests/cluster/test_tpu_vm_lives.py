@@ -6,13 +6,11 @@ import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="Google's clients are part of the extra `dev`")
 
-from tests.google_fake import GoogleFake
 from tests.unit.tpu_vm.test_random import live
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
 
 
 async def test_five_hundred_random_lives_leave_nothing_and_never_have_two() -> None:
-    with GoogleFake() as google:
-        for seed in range(500):
-            await live(google, seed)
+    for seed in range(500):
+        await live(seed)

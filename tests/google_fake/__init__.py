@@ -11,7 +11,8 @@ fault. Nothing in the code under test knows of it: `client_options.api_endpoint`
     with GoogleFake(clock=Clock(speed=20)) as google:     # by itself, for real parts
         google.boots_nodes(testbed); google.boots_vms()
 
-- `fake` is the handle, `clock` the time, `access` who asks, where tokens are not what is tested
+- `fake` is the handle, `clock` the time, `access` who asks, where tokens are not what is tested; `together` lets
+  several tasks share the time, in an order that is the same each time
 - `gate` is what every request passes: who asks, may he, does it go wrong; it keeps the record of calls. `roles`
   compares that with custom roles, `tokens` hands out and forgets tokens, `refusals` has Google's words
 - `container`, `pool_rules`, `pool_life`: requests about node pools, what is refused, what happens by and by

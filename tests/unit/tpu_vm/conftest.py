@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import heapq
-import itertools
-from collections.abc import Awaitable, Callable, Iterator
-from datetime import datetime, timedelta
+from collections.abc import Callable, Iterator
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -99,49 +97,6 @@ def planned(capacity: object = None, spec: SliceSpec = SPEC, **deadlines: timede
         lease_for=timedelta(hours=12),
         deadlines=Deadlines.of(deadlines),
     )
-
-
-class Together:
-    """Several tasks on one clock: when all of them sleep, it goes on to the moment in which the first one wakes.
-
-    :param google: whose clock it is.
-    """
-
-    def __init__(self, google: GoogleFake) -> None:
-        self._clock = google.clock
-        self._tasks = 0
-        self._asleep: list[tuple[datetime, int, asyncio.Event]] = []
-        self._numbers = itertools.count(1)
-
-    async def sleep(self, seconds: float) -> None:
-        """What each of them sleeps with; no two wake at the same instant."""
-        number, woken = next(self._numbers), asyncio.Event()
-        due = self._clock.now() + timedelta(seconds=seconds, microseconds=number)
-        heapq.heappush(self._asleep, (due, number, woken))
-        self._go_on()
-        await woken.wait()
-
-    async def run(self, *tasks: tuple[float, Callable[[], Awaitable[object]]]) -> list[object]:
-        """What they return or raise.
-
-        :param tasks: each with the seconds after which it begins.
-        """
-        self._tasks = len(tasks)
-        return await asyncio.gather(*(self._one(*task) for task in tasks), return_exceptions=True)
-
-    async def _one(self, after: float, task: Callable[[], Awaitable[object]]) -> object:
-        try:
-            await self.sleep(after)
-            return await task()
-        finally:
-            self._tasks -= 1
-            self._go_on()
-
-    def _go_on(self) -> None:
-        if self._asleep and len(self._asleep) == self._tasks:
-            due, _, woken = heapq.heappop(self._asleep)
-            self._clock.advance(max(0.0, (due - self._clock.now()).total_seconds()))
-            woken.set()
 
 
 async def until(there: Callable[[], object]) -> None:

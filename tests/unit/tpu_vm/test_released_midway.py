@@ -15,7 +15,8 @@ from raytpu_ops.tpu.errors import Preempted
 from raytpu_ops.tpu.lease import SliceLease
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
-from tests.unit.tpu_vm.conftest import ME, ZONES, Make, Together, nothing_left, planned
+from tests.google_fake.together import Together
+from tests.unit.tpu_vm.conftest import ME, ZONES, Make, nothing_left, planned
 from tests.unit.tpu_vm.test_together import taken_back
 
 LADDER = [Spot(), OnDemand()]

@@ -18,7 +18,8 @@ from raytpu_ops.tpu.readiness import Readiness
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.gate import Call
-from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, ZONES, Make, Together, full, nothing_left, planned, state
+from tests.google_fake.together import Together
+from tests.unit.tpu_vm.conftest import ME, NAME, OTHER, ZONES, Make, full, nothing_left, planned, state
 
 #: Seconds by which the second one is late: in step, a look behind, while the first step goes, and when it is gone.
 LATE = (0, 3, 42, 55, 88, 95, 97, 104, 150)
