@@ -32,6 +32,8 @@ Say = Callable[[str], None]
 
 #: How long a job may take to end after a stop; Ray gives a driver a few seconds to end by itself.
 STOP_WITHIN = timedelta(seconds=60)
+#: How long a job that may have started goes on past its starting deadline while its log cannot be read.
+UNREAD_WITHIN = timedelta(minutes=10)
 #: In how many looks in a row an application must be missing before it counts as gone: Serve's
 #: controller shows nothing while it restarts.
 ABSENT_LOOKS = 3
@@ -129,6 +131,8 @@ class _JobFollower:
     cursor: LogCursor = field(default_factory=LogCursor)
     started: Event | None = None
     ended: Event | None = None
+    unread: str | None = None
+    put_off: bool = False
     log_over: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def follow(self) -> JobOutcome:
@@ -138,7 +142,7 @@ class _JobFollower:
                 job = await self._watch()
                 break
             except (DeadlineExceeded, Lost) as error:
-                if isinstance(error, DeadlineExceeded) and await self._started_unseen():
+                if isinstance(error, DeadlineExceeded) and await self._may_have_started():
                     continue
                 job, verdict = await self._stopped(error)
                 break
@@ -225,17 +229,25 @@ class _JobFollower:
             await asyncio.gather(*naps, return_exceptions=True)
         self.log_over.clear()
 
-    async def _started_unseen(self) -> bool:
-        """Whether the log says that it has started, where the tail had not brought that in time (F33)."""
+    async def _may_have_started(self) -> bool:
+        """Whether the log says that it has started, where the tail had not brought that in time (F33).
+
+        A log that cannot be read says nothing: whoever comes back after hours may meet an agent that is
+        away, and the job gets :data:`UNREAD_WITHIN`, once.
+        """
         if self.wait.phase != Phase.STARTING or not self.expect_result:
             return False
+        job: JobInfo | None = None
         try:
             job = await self.client.job(self.name)
             if job is not None:
                 async for line in self.client.rest_of_logs(job, self.cursor):
                     self._take(line)
         except RemoteUnavailable:
-            return False  # the deadline has been looked at often enough
+            if self.started is None and not self.put_off and (job is None or job.status is JobStatus.RUNNING):
+                self.put_off = True
+                self.wait.enter(Phase.STARTING, self.clock() + UNREAD_WITHIN)
+                return True
         return self.started is not None
 
     async def _read_rest(self, job: JobInfo | None) -> None:
@@ -245,6 +257,7 @@ class _JobFollower:
             async for line in self.client.rest_of_logs(job, self.cursor):
                 self._take(line)
         except RemoteUnavailable as error:
+            self.unread = str(error)
             self.emit(f"[raytpu] lines may be missing here: {error}")
 
     async def _verdict(self, job: JobInfo | None) -> Verdict:
@@ -255,6 +268,7 @@ class _JobFollower:
             event=self.ended,
             expect_result=self.expect_result,
             slices_whole=await self.health.whole() if failed else None,
+            unread=self.unread,
         )
 
     async def _stopped(self, error: DeadlineExceeded | Lost) -> tuple[JobInfo | None, Verdict | None]:

@@ -14,12 +14,12 @@ Not here: deadlines, waiting, logs (``follow.py``).
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from raytpu_ops.ray.states import DeploymentStatus, JobErrorType, JobInfo, JobStatus, ServeApplication, ServeStatus
 from raytpu_ops.tpu.errors import FailureClass, RayTpuError, error_for
-from raytpu_ops.tpu.work import Event
+from raytpu_ops.tpu.work import Event, parse_event
 
 #: Characters of a foreign message that a verdict carries; the whole of it is in the job's log.
 _QUOTED = 500
@@ -135,6 +135,7 @@ def job_verdict(
     event: Event | None = None,
     expect_result: bool = False,
     slices_whole: bool | None = None,
+    unread: str | None = None,
 ) -> Verdict:
     """What the state of a job means.
 
@@ -143,8 +144,10 @@ def job_verdict(
     :param event: the last ``result`` or ``failed`` line of its driver, None where there was none.
     :param expect_result: the driver is ours, so a success without a ``result`` line is none.
     :param slices_whole: whether its slices still have their head and every host; None where nobody looked.
+    :param unread: why the end of its log, where that line would be, could not be read; None where it was.
     """
     name = f"job {submission_id}"
+    unsaid = unread if expect_result and event is None else None
     if job is None:
         return _failed(
             FailureClass.PREEMPTED,
@@ -153,15 +156,20 @@ def job_verdict(
     if job.status is JobStatus.STOPPED:
         return _failed(FailureClass.JOB_STOPPED, f"{name} was stopped from outside; clear the task to run it again")
     if job.status is JobStatus.SUCCEEDED:
-        return _succeeded_job(name, event, expect_result)
+        return _succeeded_job(name, event, expect_result, unsaid)
     if job.status is JobStatus.FAILED:
-        return _failed_job(name, job, event, slices_whole)
+        return _failed_job(name, job, event or _quoted_event(job), slices_whole, unsaid)
     return Verdict("running", message=f"{name} is {job.status_word or job.status}")
 
 
-def _succeeded_job(name: str, event: Event | None, expect_result: bool) -> Verdict:
+def _succeeded_job(name: str, event: Event | None, expect_result: bool, unsaid: str | None) -> Verdict:
     if event is not None and event.event == "failed":
         return _failed(event.failure_class or FailureClass.USER_CODE_FAILED, event.message or f"{name} failed")
+    if unsaid:
+        return _failed(
+            FailureClass.REMOTE_UNAVAILABLE,
+            f"{name} has succeeded, but its result is not known: {unsaid}; a retry runs nothing again, it reads it",
+        )
     if expect_result and event is None:
         # Our driver prints its result last, so something ended the process before: exit code 0 in
         # the user's code. That is no success: nobody knows what was done.
@@ -173,12 +181,16 @@ def _succeeded_job(name: str, event: Event | None, expect_result: bool) -> Verdi
     return Verdict("succeeded", message=f"{name} has succeeded")
 
 
-def _failed_job(name: str, job: JobInfo, event: Event | None, slices_whole: bool | None) -> Verdict:
+def _failed_job(name: str, job: JobInfo, event: Event | None, slices_whole: bool | None, unsaid: str | None) -> Verdict:
     if event is not None and event.event == "failed":
         failure_class = event.failure_class or FailureClass.USER_CODE_FAILED
         message = event.message or f"{name} failed"
     else:
         row = _failed_row(job)
+        if unsaid and row.failure_class is FailureClass.USER_CODE_FAILED:
+            # What Ray says of any driver that fails; ours had a class of its own to say.
+            advice = f"why is not known: {unsaid}; a retry runs it again"
+            row = replace(row, failure_class=FailureClass.REMOTE_UNAVAILABLE, advice=advice)
         failure_class, message = row.failure_class, f"{name} has failed{_exit_words(job)}: {_quoted(job)}; {row.advice}"
     if slices_whole is False and failure_class in _MAY_BE_LOST_HOSTS:
         # A host that dies shows in the code on the others as whatever error comes first (F13).
@@ -194,6 +206,12 @@ _MAY_BE_LOST_HOSTS = frozenset(
 
 def _failed_row(job: JobInfo) -> FailedRow:
     return next(row for row in FAILED_ROWS if row.fits(job))  # the last row fits everything
+
+
+def _quoted_event(job: JobInfo) -> Event | None:
+    """The driver's ``failed`` line where Ray's message quotes it: the last lines of the log stand there."""
+    events = (parse_event(line) for line in reversed(job.message.splitlines()))
+    return next((event for event in events if event is not None and event.event == "failed"), None)
 
 
 def _exit_words(job: JobInfo) -> str:

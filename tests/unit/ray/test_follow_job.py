@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
+from collections.abc import AsyncIterator
 from datetime import timedelta
 
 import pytest
 
 from raytpu_ops.ray.client import RayClient
-from raytpu_ops.tpu.errors import Misconfigured
+from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
 from raytpu_ops.tpu.work import Event, dump_event
 from tests.unit.ray.fake_ray import GARBAGE, RESET, FakeJob, FakeRay, Tail, becomes, status
 from tests.unit.ray.following import RESULT, STARTED, F, Following, ends, failed
@@ -130,12 +131,31 @@ async def test_a_follower_that_takes_over_anywhere_loses_no_line_and_repeats_non
         assert [line for line in follow.lines if line] == [line for line, _ in full[number + 1 :]]
 
 
-async def test_a_log_whose_end_cannot_be_read_says_so_and_the_verdict_stands(follow, ray):
-    ray.jobs["a-1"] = FakeJob(status="FAILED", log="a\nb\n", tails=deque([Tail(upto=2)]))
+@pytest.mark.parametrize(
+    ("state", "last", "words"),
+    [
+        ("SUCCEEDED", RESULT, "a-1 has succeeded, but its result is not known"),
+        ("FAILED", failed(F.DEADLINE_EXCEEDED, "slices busy"), "a-1 has failed: Job is failed.; why is not known"),
+    ],
+)
+async def test_a_job_whose_last_line_cannot_be_read_is_not_blamed_on_its_code(follow, ray, state, last, words):
+    """Ray's tail may lose just that line (F30); a retry adopts the job that succeeded, and reads it."""
+    ray.jobs["a-1"] = FakeJob(status=state, log="a\n" + last, tails=deque([Tail(upto=2)]))
     ray.fails("GET /api/v0/logs/file", *[status(500, "node is dead")] * 99)
     outcome = await follow()
-    assert ends(outcome) == ("failed", F.USER_CODE_FAILED)
+    assert ends(outcome) == ("failed", F.REMOTE_UNAVAILABLE)
+    assert f"job {words}: the end of the log of a-1 cannot be read" in outcome.verdict.message
     assert "[raytpu] lines may be missing here: the end of the log of a-1 cannot be read" in follow.lines[-1]
+
+
+@pytest.mark.parametrize(
+    ("state", "ending"), [("SUCCEEDED", ("succeeded", None)), ("FAILED", ("failed", F.USER_CODE_FAILED))]
+)
+async def test_a_job_of_anybody_needs_no_last_line(follow, ray, state, ending):
+    ray.jobs["a-1"] = FakeJob(status=state, log="a\nb\n", tails=deque([Tail(upto=2)]))
+    ray.fails("GET /api/v0/logs/file", *[status(500, "node is dead")] * 99)
+    assert ends(await follow(expect_result=False)) == ending
+    assert "lines may be missing here" in follow.lines[-1]
 
 
 async def test_an_emit_that_fails_ends_it(follow, ray):
@@ -232,6 +252,50 @@ async def test_a_start_that_the_tail_did_not_bring_in_time_counts(follow, ray, t
     assert ends(outcome) == ("succeeded", None)
     assert follow.lines == ["a"]
     assert ray.jobs["a-1"].stops == 0
+
+
+async def test_a_start_that_could_be_read_before_the_log_broke_off_counts(follow, ray, time, client, monkeypatch):
+    whole = client.rest_of_logs
+
+    async def broken_off(*_: object) -> AsyncIterator[str]:
+        monkeypatch.setattr(client, "rest_of_logs", whole)
+        yield STARTED.strip()
+        raise RemoteUnavailable("the node's agent is away")
+
+    monkeypatch.setattr(client, "rest_of_logs", broken_off)
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED, tails=deque([Tail(upto=0, end="hang")]))
+    job.at_each_look(*[becomes("RUNNING")] * 20, becomes("SUCCEEDED", RESULT))
+    assert ends(await follow(starting_until=time.after(-3600))) == ("succeeded", None)
+    assert job.stops == 0
+
+
+async def test_a_job_whose_log_cannot_be_read_when_a_triggerer_comes_back_is_not_stopped(follow, ray, time):
+    """It started hours ago and says so in its log, whose agent is away for a while (F33)."""
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log="a\n" + STARTED, further_tails=Tail(upto=0))
+    job.at_each_look(*[becomes("RUNNING")] * 200, becomes("SUCCEEDED", RESULT))
+    ray.fails("GET /api/v0/logs/file", *[status(500, "no agent")] * 20)
+    assert ends(await follow(starting_until=time.after(-3600))) == ("succeeded", None)
+    assert follow.lines == ["a"]
+    assert job.stops == 0
+
+
+async def test_a_ray_that_is_away_when_a_triggerer_comes_back_has_a_while_to_answer(follow, ray, time):
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED, tails=deque([Tail(upto=0, end="hang")]))
+    job.at_each_look(*[becomes("RUNNING")] * 20, becomes("SUCCEEDED", RESULT))
+    ray.fails("GET /api/jobs/a-1", *[RESET] * 60)
+    assert ends(await follow(starting_until=time.after(-3600))) == ("succeeded", None)
+    assert job.stops == 0
+
+
+async def test_a_job_whose_log_stays_unreadable_is_stopped_in_the_end(follow, ray, time):
+    """Nobody knows whether it ever started, and its chips bill."""
+    job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED, further_tails=Tail(upto=0))
+    ray.fails("GET /api/v0/logs/file", *[status(500, "no agent")] * 10**5)
+    begun = time.now
+    outcome = await follow(starting_until=time.after(60), poll_s=20)
+    assert ends(outcome) == ("failed", F.DEADLINE_EXCEEDED)
+    assert 660 <= (time.now - begun).total_seconds() <= 700
+    assert job.status == "STOPPED"
 
 
 async def test_a_job_that_ends_while_it_is_being_stopped_keeps_its_own_end(follow, ray, time):

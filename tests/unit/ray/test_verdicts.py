@@ -18,7 +18,7 @@ from raytpu_ops.ray.states import (
 )
 from raytpu_ops.ray.verdicts import FAILED_ROWS, Verdict, job_verdict, serve_verdict
 from raytpu_ops.tpu.errors import FailureClass, Preempted, UserCodeFailed
-from raytpu_ops.tpu.work import Event
+from raytpu_ops.tpu.work import Event, dump_event
 
 F = FailureClass
 RESULT = Event(event="result", data={"loss": 0.1})
@@ -50,6 +50,9 @@ def verdict(info: JobInfo | None, **options: Any) -> Verdict:
         (JobStatus.SUCCEEDED, {"event": RESULT, "slices_whole": False}, "succeeded", None),
         (JobStatus.SUCCEEDED, {"expect_result": True}, "failed", F.USER_CODE_FAILED),
         (JobStatus.SUCCEEDED, {"event": failed(F.PREEMPTED)}, "failed", F.PREEMPTED),
+        (JobStatus.SUCCEEDED, {"expect_result": True, "unread": "x"}, "failed", F.REMOTE_UNAVAILABLE),
+        (JobStatus.SUCCEEDED, {"event": RESULT, "expect_result": True, "unread": "x"}, "succeeded", None),
+        (JobStatus.SUCCEEDED, {"unread": "x"}, "succeeded", None),
         (JobStatus.STOPPED, {}, "failed", F.JOB_STOPPED),
         (JobStatus.STOPPED, {"event": RESULT, "expect_result": True}, "failed", F.JOB_STOPPED),
         (JobStatus.STOPPED, {"slices_whole": False}, "failed", F.JOB_STOPPED),
@@ -57,6 +60,10 @@ def verdict(info: JobInfo | None, **options: Any) -> Verdict:
         (JobStatus.FAILED, {"event": RESULT}, "failed", F.USER_CODE_FAILED),
         (JobStatus.FAILED, {"slices_whole": True}, "failed", F.USER_CODE_FAILED),
         (JobStatus.FAILED, {"slices_whole": False}, "failed", F.PREEMPTED),
+        (JobStatus.FAILED, {"expect_result": True, "unread": "x"}, "failed", F.REMOTE_UNAVAILABLE),
+        (JobStatus.FAILED, {"expect_result": True, "unread": "x", "slices_whole": False}, "failed", F.PREEMPTED),
+        (JobStatus.FAILED, {"event": failed(F.MISCONFIGURED), "unread": "x"}, "failed", F.MISCONFIGURED),
+        (JobStatus.FAILED, {"unread": "x"}, "failed", F.USER_CODE_FAILED),
         *((JobStatus.FAILED, {"event": failed(each)}, "failed", each) for each in F),
         (JobStatus.FAILED, {"event": failed(None)}, "failed", F.USER_CODE_FAILED),
         (JobStatus.FAILED, {"event": failed(F.USER_CODE_FAILED), "slices_whole": False}, "failed", F.PREEMPTED),
@@ -154,6 +161,18 @@ def test_the_drivers_own_words_come_first():
     lost = verdict(info, event=failed(F.USER_CODE_FAILED, "XlaRuntimeError: x"), slices_whole=False).message
     assert "lost hosts" in lost
     assert "XlaRuntimeError: x" in lost
+
+
+def test_what_ray_quotes_of_the_drivers_own_words_counts_where_the_log_cannot_be_read():
+    text = f"failed with exit code 1, last available logs:\nTraceback\n{dump_event(failed(F.PREEMPTED, 's-0 died'))}\n"
+    info = job(JobStatus.FAILED, message=text, error_type=JobErrorType.JOB_ENTRYPOINT_COMMAND_ERROR)
+    found = verdict(info, expect_result=True, unread="the end of its log cannot be read")
+    assert (found.failure_class, found.message) == (F.PREEMPTED, "s-0 died")
+
+
+def test_what_ray_says_of_a_driver_that_never_ran_counts_where_the_log_cannot_be_read():
+    info = job(JobStatus.FAILED, message="no such package", error_type=JobErrorType.RUNTIME_ENV_SETUP_FAILURE)
+    assert verdict(info, expect_result=True, unread="no agent").failure_class is F.MISCONFIGURED
 
 
 def test_a_long_message_is_cut():
