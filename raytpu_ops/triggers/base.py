@@ -2,7 +2,8 @@
 
 A trigger's ``on_kill`` also fires for a triggerer that lost its triggers to another one and then
 wakes up, and for one whose event is already out. The remote work is stopped only when the task
-instance says that a person ended it. A person's clear is left to the next try, whose epoch is a new
+instance says that a person ended it: a success that left a result is the other triggerer's, whose work is
+in use. A person's clear is left to the next try, whose epoch is a new
 one: it stops the older epoch's job itself, and nobody can stop the new one by mistake.
 Beyond ``dagrun_timeout`` Airflow skips the teardown too: then the lease is given back here.
 """
@@ -14,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.bases.xcom import BaseXCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from raytpu_ops.backends.base import Backend
@@ -82,7 +84,20 @@ class FlowTrigger(BaseTrigger):
         if state in ALIVE:
             self.log.info("%s is %s elsewhere: its remote work goes on", self.owner.key, state)
             return
+        if state == "success" and await asyncio.to_thread(self._has_result):
+            self.log.info("%s was brought to its end elsewhere: what it made is in use", self.owner.key)
+            return
         await self.ended(await self.backend(), state)
+
+    def task_key(self) -> dict[str, Any]:
+        """The task instance, in Airflow's own four ids."""
+        return self.owner.model_dump(mode="json", include={"dag_id", "run_id", "task_id", "map_index"})
+
+    def _has_result(self) -> bool:
+        """Whether the task handed its result on; a person's mark leaves none."""
+        from airflow.sdk.execution_time.xcom import XCom
+
+        return XCom.get_one(key=BaseXCom.XCOM_RETURN_KEY, **self.task_key()) is not None
 
     async def task_state(self) -> str | None:
         """The task instance's state in Airflow now."""

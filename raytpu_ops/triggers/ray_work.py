@@ -6,6 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
+import tenacity
+
 from raytpu_ops.backends.base import Backend
 from raytpu_ops.triggers.base import LeaseTrigger
 
@@ -95,19 +97,18 @@ class RayJobTrigger(RequestTrigger):
         else:
             self._noted = position
 
+    # An Airflow that does not answer once, as when it restarts, is no reason to leave a job that runs.
+    @tenacity.retry(stop=tenacity.stop_after_attempt(5), wait=tenacity.wait_random_exponential(1, max=15), reraise=True)
     def _read_note(self) -> int:
         from airflow.sdk.execution_time.xcom import XCom
 
-        note = XCom.get_one(key=LINES_KEY, **self._task_key())
+        note = XCom.get_one(key=LINES_KEY, **self.task_key())
         return int(note["lines"]) if note and note["submission_id"] == self._submission_id else 0
 
     def _write_note(self, position: int) -> None:
         from airflow.sdk.execution_time.xcom import XCom
 
-        XCom.set(key=LINES_KEY, value={"submission_id": self._submission_id, "lines": position}, **self._task_key())
-
-    def _task_key(self) -> dict[str, Any]:
-        return self.owner.model_dump(mode="json", include={"dag_id", "run_id", "task_id", "map_index"})
+        XCom.set(key=LINES_KEY, value={"submission_id": self._submission_id, "lines": position}, **self.task_key())
 
     async def stop(self, backend: Backend) -> None:
         """Stop what this epoch has under way."""
@@ -128,6 +129,13 @@ class RayServeTrigger(RequestTrigger):
         from raytpu_ops.flows.serving import ServeRequest, run_serve
 
         return await run_serve(backend, self.lease, ServeRequest.model_validate(self.request), say=self.log.info)
+
+    async def ended(self, backend: Backend, state: str | None) -> None:
+        """See :class:`LeaseTrigger`; a task that is about to run deploys over what is there, or says that it is up."""
+        if state in ("scheduled", "queued"):
+            self.log.info("%s is %s: its application stays for it", self.owner.key, state)
+            return
+        await super().ended(backend, state)
 
     async def stop(self, backend: Backend) -> None:
         """Take the application away: it holds a slice."""

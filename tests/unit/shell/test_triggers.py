@@ -108,6 +108,25 @@ async def test_a_failure_travels_with_its_class() -> None:
     ]
 
 
+@pytest.fixture(autouse=True)
+def xcoms(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What the task handed on, behind Airflow's own signatures: the four ids of a task instance and nothing more."""
+    found: dict[str, Any] = {}
+    ids = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
+
+    def write(*, key: str, value: Any, **of: Any) -> None:
+        assert of == ids
+        found[key] = value
+
+    def read(*, key: str, **of: Any) -> Any:
+        assert of == ids
+        return found.get(key)
+
+    monkeypatch.setattr(XCom, "set", create_autospec(XCom.set, side_effect=write))
+    monkeypatch.setattr(XCom, "get_one", create_autospec(XCom.get_one, side_effect=read))
+    return found
+
+
 @pytest.mark.parametrize("state", ["failed", "success", "skipped", "up_for_retry", "scheduled", None])
 async def test_what_a_person_ended_is_stopped(state: str | None) -> None:
     probe = Probe(**COMMON)
@@ -116,6 +135,60 @@ async def test_what_a_person_ended_is_stopped(state: str | None) -> None:
     await probe.on_kill()
 
     assert probe.stopped == 1
+
+
+async def test_a_triggerer_that_stalled_takes_nothing_from_a_task_that_another_one_brought_to_success(
+    xcoms: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its lease is trained on, its application asked, when the stalled one wakes up and is told to end."""
+    taken: list[str] = []
+
+    async def take_back(*_: Any) -> list[str]:
+        taken.append("lease")
+        return []
+
+    monkeypatch.setattr("raytpu_ops.triggers.leases.take_back", take_back)
+    monkeypatch.setattr("raytpu_ops.triggers.leases.IN_FLIGHT_S", 0.0)
+    probe = Probe(**COMMON)
+    provision = ProvisionSlicesTrigger(
+        plan=PLAN.model_dump(mode="json"), owner=COMMON["owner"], ray_tpu_conn_id=None, options=None
+    )
+    monkeypatch.setattr(provision, "task_state", probe.task_state)
+    monkeypatch.setattr(provision, "backend", probe.backend)
+    probe.state = "success"
+    xcoms["return_value"] = {"id": "d-1"}
+
+    await probe.on_kill()
+    await provision.on_kill()
+    assert (probe.stopped, taken) == (0, [])
+
+    xcoms.clear()  # a person's mark leaves no result
+    await probe.on_kill()
+    await provision.on_kill()
+    assert (probe.stopped, taken) == (1, ["lease", "lease"])
+
+
+@pytest.mark.parametrize(("state", "removed"), [("scheduled", 0), ("queued", 0), ("failed", 1), (None, 1)])
+async def test_an_application_stays_for_a_task_that_is_about_to_run(
+    state: str | None, removed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The task is about to say that it is up, where another triggerer brought it there."""
+    calls: list[str] = []
+
+    async def remove(_backend: Any, _lease: Any, name: str, _owner: str) -> str:
+        calls.append(name)
+        return "removed"
+
+    monkeypatch.setattr("raytpu_ops.flows.serving.remove_application", remove)
+    probe = Probe(**COMMON)
+    probe.state = state
+    serve = RayServeTrigger(**COMMON, request={"name": "digits"})
+    for name in ("task_state", "run_is_over", "backend"):
+        monkeypatch.setattr(serve, name, getattr(probe, name))
+
+    await serve.on_kill()
+
+    assert calls == ["digits"] * removed
 
 
 @pytest.mark.parametrize("state", ["deferred", "running"])
@@ -255,22 +328,8 @@ async def test_a_note_that_airflow_does_not_take_ends_no_job(monkeypatch: pytest
 
 @pytest.mark.parametrize("deployment", [None, "staging"])
 def test_a_job_notes_how_far_its_log_was_shown_whatever_airflow_is_called(
-    monkeypatch: pytest.MonkeyPatch, deployment: str | None
+    xcoms: dict[str, Any], deployment: str | None
 ) -> None:
-    """Beside Airflow's own signatures, which take the four ids of a task instance and nothing more."""
-    xcoms: dict[str, Any] = {}
-    ids = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1}
-
-    def write(*, key: str, value: Any, **of: Any) -> None:
-        assert of == ids
-        xcoms[key] = value
-
-    def read(*, key: str, **of: Any) -> Any:
-        assert of == ids
-        return xcoms.get(key)
-
-    monkeypatch.setattr(XCom, "set", create_autospec(XCom.set, side_effect=write))
-    monkeypatch.setattr(XCom, "get_one", create_autospec(XCom.get_one, side_effect=read))
     owner = OWNER.model_copy(update={"deployment": deployment})
     kept = RayJobTrigger(lease=COMMON["lease"], owner=owner.model_dump(mode="json"), request={})
 
