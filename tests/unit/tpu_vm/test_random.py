@@ -30,7 +30,7 @@ from tests.google_fake.gate import Call
 from tests.google_fake.refusals import Code, Refusal
 from tests.google_fake.roles import Watch
 from tests.google_fake.together import Together, jitter
-from tests.google_fake.tpu_queue import Delays
+from tests.google_fake.tpu_queue import Delays, Held
 from tests.unit.tpu_vm.conftest import ME, ZONES, planned
 
 #: Here; `tests/cluster/test_tpu_vm_lives.py` goes through five hundred.
@@ -59,6 +59,7 @@ class Life:
         self.plan = planned(
             self.random.choice(LADDERS), provisioning=timedelta(minutes=10), releasing=timedelta(minutes=5)
         )
+        google.tpu.held = self.random.choice((None, Held(), Held(by_operation=True), Held(gives_up=False)))
         self.log: list[str] = []
         #: Every call, for whoever compares.
         self.calls: list[str] = []
