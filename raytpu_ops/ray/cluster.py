@@ -30,7 +30,7 @@ async def version(transport: Transport) -> RayVersion:
 
 async def nodes(transport: Transport) -> list[RayNode]:
     """Every node that Ray remembers, the dead ones too."""
-    return [_node_of(row) for row in await _rows(transport, "nodes")]
+    return [_node_of(row) for row in await state_of(transport, "nodes")]
 
 
 def _node_of(row: Mapping[str, Any]) -> RayNode:
@@ -71,9 +71,9 @@ async def holders(transport: Transport) -> list[Holder]:
     Placement groups show at once; actors and tasks inside one hold nothing beyond it.
     """
     groups, actors, tasks, every_job = await asyncio.gather(
-        _rows(transport, "placement_groups"),
-        _rows(transport, "actors", state="ALIVE"),
-        _rows(transport, "tasks", state="RUNNING"),
+        state_of(transport, "placement_groups"),
+        state_of(transport, "actors", state="ALIVE"),
+        state_of(transport, "tasks", state="RUNNING"),
         jobs.listed(transport),
     )
     names = _job_names(every_job)
@@ -130,7 +130,7 @@ def _holder(
         yield Holder(node_id=node_id, chips=0.0, who=f"{who}{of} (reserves the slice)", job=job)
 
 
-async def _rows(transport: Transport, kind: str, **equal: str) -> list[Mapping[str, Any]]:
+async def state_of(transport: Transport, kind: str, **equal: str) -> list[Mapping[str, Any]]:
     """Rows of Ray's state API, filtered over there: a cluster may have run a million tasks."""
     params: dict[str, str | int] = {"detail": 1, "limit": _LIMIT}
     for key, value in equal.items():

@@ -1,7 +1,7 @@
 """Serve's applications over Ray's dashboard: look, deploy one beside the others, take one away.
 
 Serve's REST API knows only "these are all applications": a ``PUT`` ends every declared one that is
-not in it. So what is deployed already is read first and sent along.
+not in it. So what is deployed already is read first and sent along, and read again before it is sent again.
 
 Not here: waiting until an application runs (``follow.py``) and what its state means (``verdicts.py``).
 """
@@ -12,11 +12,14 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from raytpu_ops.ray.cluster import state_of
 from raytpu_ops.ray.states import DeploymentStatus, ServeApplication, ServeDeployment, ServeStatus
-from raytpu_ops.ray.transport import Transport
+from raytpu_ops.ray.transport import Transport, decoded
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured, RemoteUnavailable
 
 _PATH = "/api/serve/applications/"
+#: The actor that is Serve (ray.serve._private.constants, 2.60).
+_CONTROLLER = "SERVE_CONTROLLER_ACTOR"
 #: Where Serve's proxy listens unless the caller says otherwise: nobody but this machine. Ray's REST
 #: API would say 0.0.0.0.
 _LOOPBACK = {"host": "127.0.0.1", "port": 8000}
@@ -28,7 +31,8 @@ _DEPLOY_ATTEMPTS = 3
 
 async def applications(transport: Transport) -> dict[str, ServeApplication]:
     """Every application by its name; nothing where Serve does not run."""
-    return {name: _application(name, row) for name, row in _rows(await _details(transport)).items()}
+    details = await transport.again(lambda: _details(transport))
+    return {name: _application(name, row) for name, row in _rows(details).items()}
 
 
 async def deploy(
@@ -52,12 +56,17 @@ async def deploy(
     name = application.get("name")
     if not isinstance(name, str) or not name or not application.get("import_path"):
         raise InvalidSpec("a Serve application needs a name and an import_path, such as 'package.module:app'")
-    for _ in range(_DEPLOY_ATTEMPTS):
+
+    async def once() -> None:
         details = await _details(transport)
         others = _declared(details, without=name)
         await _put(transport, details, [*others, dict(application)], http_options, proxy_location)
+
+    for _ in range(_DEPLOY_ATTEMPTS):
+        await transport.again(once)
         # Two deployments at the same moment each send what they read, and the later one wins.
-        if name in _rows(await _details(transport)):
+        found = _rows(await transport.again(lambda: _details(transport))).get(name)
+        if found is not None and not _goes(found):
             return
     raise RemoteUnavailable(
         f"application {name}: Serve took it {_DEPLOY_ATTEMPTS} times and does not list it; does somebody else deploy "
@@ -71,18 +80,27 @@ async def delete(transport: Transport, name: str) -> bool:
     :return: False where there was none.
     :raises Misconfigured: Python code deployed it, and only Python code can take it away.
     """
-    details = await _details(transport)
-    row = _rows(details).get(name)
-    if row is None:
-        return False
-    if not row.get("deployed_app_config"):
-        raise Misconfigured(f"application {name} was deployed by Python code; take it away with serve.delete({name!r})")
-    await _put(transport, details, _declared(details, without=name), None, None)
-    return True
+    there = False
+
+    async def once() -> None:
+        nonlocal there
+        details = await _details(transport)
+        row = _rows(details).get(name)
+        if row is None:
+            return
+        if not row.get("deployed_app_config"):
+            raise Misconfigured(
+                f"application {name} was deployed by Python code; take it away with serve.delete({name!r})"
+            )
+        there = True
+        await _put(transport, details, _declared(details, without=name), None, None)
+
+    await transport.again(once)
+    return there
 
 
 async def _details(transport: Transport) -> Mapping[str, Any]:
-    details = await transport.json(_PATH)
+    details = decoded(await transport.once("GET", _PATH))
     if not isinstance(details, Mapping) or not isinstance(details.get("applications"), Mapping):
         raise RemoteUnavailable(f"GET {_PATH}: no applications in the answer: {str(details)[:200]}")
     return details
@@ -101,10 +119,25 @@ def _declared(details: Mapping[str, Any], *, without: str) -> list[Mapping[str, 
     return [
         {**row["deployed_app_config"], "name": name}
         for name, row in _rows(details).items()
-        if name != without
-        and isinstance(row.get("deployed_app_config"), Mapping)
-        and ServeStatus.of(row.get("status")) is not ServeStatus.DELETING
+        if name != without and isinstance(row.get("deployed_app_config"), Mapping) and not _goes(row)
     ]
+
+
+def _goes(row: Mapping[str, Any]) -> bool:
+    return ServeStatus.of(row.get("status")) is ServeStatus.DELETING
+
+
+async def _refuse_unseen(transport: Transport) -> None:
+    """Ray's dashboard says "no Serve" also where it could not ask for it: a ``PUT`` would end whatever runs there.
+
+    :raises RemoteUnavailable: Serve's controller is there all the same.
+    """
+    states = {str(row.get("state")) for row in await state_of(transport, "actors", name=_CONTROLLER)} - {"DEAD"}
+    if states:
+        raise RemoteUnavailable(
+            f"Serve's controller is {', '.join(sorted(states))}, but Ray's dashboard at {transport.address} shows no "
+            "Serve: nothing is deployed before it does"
+        )
 
 
 async def _put(
@@ -119,11 +152,12 @@ async def _put(
         config["http_options"] = details["http_options"]
         config["proxy_location"] = details.get("proxy_location") or proxy_location or "HeadOnly"
     else:
+        await _refuse_unseen(transport)
         config["http_options"] = dict(http_options or _LOOPBACK)
         config["proxy_location"] = proxy_location or "HeadOnly"
     if details.get("target_capacity") is not None:
         config["target_capacity"] = details["target_capacity"]
-    await transport.send("PUT", _PATH, json=config, timeout=_DEPLOY_S)
+    await transport.once("PUT", _PATH, json=config, timeout=_DEPLOY_S)
 
 
 def _application(name: str, row: Mapping[str, Any]) -> ServeApplication:

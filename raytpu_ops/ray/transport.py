@@ -169,10 +169,10 @@ class Transport:
         :raises RemoteUnavailable: when it stays nonsense.
         """
 
-        async def once() -> Any:
-            return decoded(await self._once("GET", path, params=params))
+        async def ask() -> Any:
+            return decoded(await self.once("GET", path, params=params))
 
-        return await self.again(once)
+        return await self.again(ask)
 
     async def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         """A request that is safe to send twice, tried again for seconds.
@@ -181,7 +181,7 @@ class Transport:
         :raises RemoteUnavailable: for whatever :data:`RETRYABLE_STATUS` and :data:`RETRYABLE_ERRORS` list.
         :raises Misconfigured: for the rest: the token, the request, the address.
         """
-        return await self.again(lambda: self._once(method, path, **options))
+        return await self.again(lambda: self.once(method, path, **options))
 
     async def again(self, act: Callable[[], Awaitable[Answer]]) -> Answer:
         """Run something idempotent until it is through or has failed :data:`ATTEMPTS` times."""
@@ -222,7 +222,11 @@ class Transport:
         except httpx.HTTPError as error:
             raise self.translate(error, f"GET {path}") from error
 
-    async def _once(self, method: str, path: str, **options: Any) -> httpx.Response:
+    async def once(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """A request that is sent once, for several that only make sense together (:meth:`again`).
+
+        :raises RayTpuError: as :meth:`send` does.
+        """
         response = await self.bare(method, path, **options)
         self.check(response)
         return response

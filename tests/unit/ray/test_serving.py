@@ -72,6 +72,51 @@ async def test_a_deployment_that_another_one_swept_away_is_sent_again(ray, clien
     assert sorted(await client.serve_applications()) == ["digits", "other"]
 
 
+async def test_a_deployment_that_another_one_is_sweeping_away_is_sent_again(ray, client):
+    """Serve lists it, but only until it is gone."""
+
+    def swept(serve: dict[str, Any]) -> None:
+        serve["applications"]["digits"]["status"] = "DELETING"
+        serve["applications"]["other"] = application_row("other", "DEPLOYING", config=OTHER)
+
+    ray.serve_steps.extend([lambda _: None, swept])
+    await client.deploy(APP)
+    assert ray.deployed[-1]["applications"] == [OTHER, APP]
+
+
+async def test_what_was_deployed_while_an_answer_was_lost_is_sent_along_the_next_time(ray, client):
+    def deployed_by_another(serve: dict[str, Any]) -> None:
+        serve["applications"]["other"] = application_row("other", "RUNNING", config=OTHER)
+
+    ray.serve_steps.extend([lambda _: None, deployed_by_another])
+    ray.fails("PUT /api/serve", status(502, "bad gateway"))
+    await client.deploy(APP)
+    assert [config["applications"] for config in ray.deployed] == [[OTHER, APP]]
+
+
+async def test_taking_one_away_looks_again_before_it_asks_again(ray, client):
+    def deployed_by_another(serve: dict[str, Any]) -> None:
+        serve["applications"]["other"] = application_row("other", "RUNNING", config=OTHER)
+
+    await client.deploy(APP)
+    ray.serve_steps.extend([lambda _: None, deployed_by_another])
+    ray.fails("PUT /api/serve", status(502, "bad gateway"))
+    assert await client.delete_application("digits") is True
+    assert list(await client.serve_applications()) == ["other"]
+
+
+@pytest.mark.parametrize("state", ["ALIVE", "RESTARTING"])
+async def test_no_serve_is_not_believed_while_its_controller_is_there(ray, client, state):
+    """Ray's dashboard says so too when it could not ask; to deploy then would end what runs."""
+    ray.rows["actors"] = [{"name": "SERVE_CONTROLLER_ACTOR", "state": state}]
+    with pytest.raises(RemoteUnavailable, match=f"controller is {state}, but Ray's dashboard at .* shows no Serve"):
+        await client.deploy(APP)
+    assert ray.deployed == []
+    ray.rows["actors"][0]["state"] = "DEAD"
+    await client.deploy(APP)
+    assert len(ray.deployed) == 1
+
+
 async def test_a_deployment_that_never_shows_is_an_error(ray, client):
     ray.serve_steps.extend([lambda serve: serve["applications"].clear()] * 99)
     with pytest.raises(RemoteUnavailable, match="digits: Serve took it 3 times and does not list it"):
