@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,19 +27,17 @@ from raytpu_ops.flows.leases import give_back
 from raytpu_ops.tpu.capacity import OnDemand, Spot
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured
-from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import lease_id
 from raytpu_ops.tpu.shapes import SliceShape, catalogue
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.cluster import killed_acquire
-from tests.cluster.leases import V4, acquired, backend, owner
+from tests.cluster.leases import RBAC, V4, acquired, backend, owner, released
 from tests.testbed.client import Testbed
 from tests.testbed.faults import KubernetesFaults, wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.core, pytest.mark.timeout(600)]
 
 REPOSITORY = Path(__file__).parents[2]
-RBAC = REPOSITORY / "deploy" / "gke" / "rbac.yaml"
 
 
 @pytest.fixture(scope="module")
@@ -68,10 +67,6 @@ def tokens(cluster: KubernetesFaults, namespace: str) -> list[str]:
     return [one.metadata.name for one in found if "auth_token" in (one.data or {})]
 
 
-async def released(gke: GkeBackend, lease: SliceLease) -> None:
-    await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=2), say=print, poll_s=0.5)
-
-
 async def test_every_shape_is_accepted_by_the_crd_and_by_the_webhook(kubeconfig: Path, namespace: str) -> None:
     """KubeRay's schema and the TPU webhook's validation, by dry runs on the real API server."""
     from raytpu_ops.backends.gke.access import KubeconfigAccess
@@ -83,18 +78,37 @@ async def test_every_shape_is_accepted_by_the_crd_and_by_the_webhook(kubeconfig:
         made = await api.apply_ray_cluster(ray_cluster("dry-run", spec, OnDemand(), settings), dry_run=True)
         (group,) = made["spec"]["workerGroupSpecs"]
         assert (group["replicas"], group["numOfHosts"]) == (2, shape.hosts), shape
+        # Else nobody may have looked: the webhook does see these.
+        wrong = ray_cluster("dry-run", spec, OnDemand(), settings)
+        wrong["spec"]["workerGroupSpecs"][0]["numOfHosts"] = shape.hosts + 1
+        with pytest.raises(Misconfigured, match="Number of workers in worker group not equal to specified topology"):
+            await api.apply_ray_cluster(wrong, dry_run=True)
 
     async with KubeApi(KubeconfigAccess(str(kubeconfig)), namespace) as api:
         for shape in catalogue():
             await tried(api, shape)
 
 
-async def test_what_the_webhook_would_refuse_is_refused_by_us_first(
-    any_cluster: KubernetesFaults, namespace: str
+def host_with(resources: dict[str, dict[str, str]]) -> dict[str, Any]:
+    return {"spec": {"containers": [{"name": "ray-worker", "resources": resources}]}}
+
+
+@pytest.mark.parametrize(
+    ("template", "words"),
+    [
+        ({"spec": {"nodeSelector": {"cloud.google.com/gke-tpu-topology": "4x4x4"}}}, "follows from the spec"),
+        ({"spec": {"nodeSelector": {"cloud.google.com/gke-tpu-topology": None}}}, "follows from the spec"),
+        (host_with({"requests": {"google.com/tpu": "1"}}), "have 4 chips; requests"),
+        (host_with({"limits": {"google.com/tpu": "1"}}), "have 4 chips; limits"),
+        ({"metadata": {"labels": {"app.kubernetes.io/name": "mine"}}}, "is what GKE's TPU webhook goes by"),
+    ],
+    ids=["topology", "no-topology", "requests", "limits", "label"],
+)
+async def test_what_the_webhook_would_refuse_or_overlook_is_refused_by_us_first(
+    kubeconfig: Path, any_cluster: KubernetesFaults, namespace: str, template: Any, words: str
 ) -> None:
-    wrong = {"spec": {"nodeSelector": {"cloud.google.com/gke-tpu-topology": "4x4x4"}}}
-    with pytest.raises(Misconfigured, match="follows from the spec"):
-        await acquired(backend(Path("/nowhere"), host_template=wrong), "refused")
+    with pytest.raises(Misconfigured, match=words):
+        await acquired(backend(kubeconfig, namespace=namespace, host_template=template), "refused")
     assert ours(any_cluster, namespace) == 0
 
 
