@@ -130,6 +130,29 @@ def test_a_finalizer_holds_an_object_until_it_is_let_go(control_plane: Testbed) 
     wait_until(lambda: control_plane.count("ray.io/v1", "RayCluster") == 0, 60, "the RayCluster is still there")
 
 
+def test_nodes_are_left_as_they_were_found(control_plane: Testbed) -> None:
+    mine, mark = "raytpu.test/mine", "raytpu.test/mark"
+    names = [f"node-{number}" for number in range(3)]
+    for name in names:
+        control_plane.core.create_node({"metadata": {"name": name, "labels": {mine: ""}}})
+
+    def cordoned() -> list[str]:
+        found = control_plane.core.list_node(label_selector=mine).items
+        return [one.metadata.name for one in found if one.spec.unschedulable]
+
+    try:
+        control_plane.cordon(names[2])  # by somebody else
+        with control_plane.no_node_fits(mine, but=names[:1]):
+            assert cordoned() == names[1:]
+        assert cordoned() == names[2:]
+        with control_plane.labelled(mine, mark):
+            assert control_plane.nodes(f"{mark}=true") == names
+        assert control_plane.nodes(mark) == []
+    finally:
+        for name in names:
+            control_plane.core.delete_node(name)
+
+
 def test_requests_are_recorded(control_plane: Testbed) -> None:
     control_plane.requests(forget=True)
     control_plane.core.list_node()

@@ -11,8 +11,8 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -171,24 +171,35 @@ class KubernetesFaults:
         return evicted
 
     @contextmanager
-    def no_node_fits(self, selector: str = "google.com/tpu") -> Iterator[None]:
-        """New pods find no node.
+    def no_node_fits(self, selector: str = "google.com/tpu", *, but: Container[str] = ()) -> Iterator[None]:
+        """New pods find no node; whatever was cordoned before stays so afterwards.
 
         :param selector: of the nodes that are cordoned; by default those that offer chips.
+        :param but: names of nodes that stay as they are.
         """
         if selector == "google.com/tpu":
-            nodes = [
-                one.metadata.name for one in self.core.list_node().items if selector in (one.status.allocatable or {})
-            ]
+            found = [one for one in self.core.list_node().items if selector in (one.status.allocatable or {})]
         else:
-            nodes = self.nodes(selector)
-        for node in nodes:
-            self.cordon(node)
-        try:
+            found = self.core.list_node(label_selector=selector).items
+        names = [one.metadata.name for one in found if not one.spec.unschedulable and one.metadata.name not in but]
+        with ExitStack() as cordoned:
+            for node in names:
+                cordoned.callback(self.cordon, node, on=False)
+                self.cordon(node)
             yield
-        finally:
-            for node in nodes:
-                self.cordon(node, on=False)
+
+    @contextmanager
+    def labelled(self, selector: str, key: str) -> Iterator[None]:
+        """Nodes have one more label, for pods that may come to no others; without it they find no node.
+
+        :param selector: of the nodes.
+        :param key: of the label, which no node has; its value is `true`.
+        """
+        with ExitStack() as labelled:
+            for node in self.nodes(selector):
+                labelled.callback(self.core.patch_node, node, {"metadata": {"labels": {key: None}}})
+                self.core.patch_node(node, {"metadata": {"labels": {key: "true"}}})
+            yield
 
     @contextmanager
     def held(self, api_version: str, kind: str, name: str, namespace: str) -> Iterator[None]:
