@@ -287,6 +287,9 @@ class TpuVmBackend:
             nonlocal gone
             report, seen = looked
             now = self._clock()
+            if not report.slices:  # Google does not answer: what it said before is no news, and nobody can ask anew
+                gone = None
+                return Pending(report.describe()) if now < until else Done(None)
             if seen is not None and (why := taken(lease, seen)):
                 if seen.queued is not None and seen.queued.meaning is not Meaning.GOING:
                     return Done(seen.queued)

@@ -132,23 +132,23 @@ class Granting:
         :raises Preempted: it was.
         """
         begun = self._clock()
-        gone: datetime | None = None
+        quiet = 0
 
         async def look() -> list[Found]:
             return [(view, await self._api.nodes_of(view)) for view in await self._views(self._settings.zones)]
 
         def judge(found: list[Found]) -> Pending | Done[list[Found]]:
-            nonlocal gone
+            nonlocal quiet
             going = [str(view) for view, _ in found if view.meaning is Meaning.GOING]
             if going:
                 decider.enter(Phase.RELEASING, self._plan.deadlines.at(Phase.RELEASING, begun))
                 return Pending(f"the one before is still being deleted: {', '.join(going)}")
             if found or not follow:
                 return Done(sorted(found, key=_step_of, reverse=True))
-            if gone is None:
-                gone = self._clock()
-                decider.enter(Phase.PROVISIONING, gone + ANSWER_WITHIN)
-            if self._clock() >= gone + FOLLOWED_WITHIN:
+            quiet += 1  # looks and not minutes: while Google does not answer, nobody can ask for another one
+            if quiet == 1:
+                decider.enter(Phase.PROVISIONING, self._clock() + ANSWER_WITHIN)
+            if quiet > FOLLOWED_WITHIN / timedelta(seconds=POLL_S):
                 raise Preempted(
                     f"lease {self._name}: its queued resource was deleted by somebody else while it was waited for, "
                     "and nobody asked for another one. Clear the task that provisioned it to ask again."
