@@ -9,11 +9,7 @@ import pytest
 pytest.importorskip("google.cloud.container_v1", reason="Google's clients are part of the extra `dev`")
 pytest.importorskip("kmock", reason="the fake API server needs the extra `dev`")
 
-from raytpu_ops.backends.gke.access import KubeconfigAccess
-from tests.google_fake import GoogleFake
-from tests.unit.gke.fake_kube import FakeKube, Serving, kubeconfig
 from tests.unit.gke.pool_lives import lives
-from tests.unit.gke.pool_world import World
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 
@@ -21,7 +17,4 @@ pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1800)]
 async def test_five_hundred_random_lives_leave_nothing_and_never_have_too_many(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with GoogleFake() as google:
-        async with Serving(FakeKube()) as kube:
-            access = KubeconfigAccess(str(kubeconfig(tmp_path / "kubeconfig", kube.address)))
-            await lives(World(kube, google, access), monkeypatch, range(500))
+    await lives(tmp_path, monkeypatch, range(500))

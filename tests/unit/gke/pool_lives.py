@@ -1,16 +1,18 @@
 """Random lives of one owner's lease with node pools: acquired, killed, tried again, mended, given back, with faults.
 
-Each follows from its seed alone. Nothing may be left at the end, never may the owner have more pools than slices, and
-nobody but a release takes a pool that runs from a lease that is granted.
+Each follows from its seed alone, with every call and its instant. Nothing may be left at the end, never may the owner
+have more pools than slices, and nobody but a release takes a pool that runs from a lease that is granted.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import os
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +20,23 @@ from google.cloud.container_v1 import NodePool
 
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.backends.gke.record import OWNER, read_record
+from raytpu_ops.backends.google.roles import GKE
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Spot
 from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
+from tests.google_fake import Clock, GoogleFake
 from tests.google_fake.fake import CLUSTER
 from tests.google_fake.gate import Call
+from tests.google_fake.roles import Watch
+from tests.google_fake.together import Together, jitter
 from tests.unit.gke.conftest import ME
-from tests.unit.gke.fake_kube import AWAY, LOST, PODS, RAY_CLUSTERS, RESET
+from tests.unit.gke.fake_kube import AWAY, LOST, PODS, RAY_CLUSTERS, RESET, FakeKube, Serving, kubeconfig
 from tests.unit.gke.pool_killer import Killer
 from tests.unit.gke.pool_world import LEASE_ID, World
+from tests.unit.gke.seen import START
 
 LADDERS = (
     [Spot()],
@@ -74,44 +82,45 @@ class Life:
         #: Moments at which there were too many pools, or one that a lease has was taken.
         self.wrong: list[str] = []
         self.plan: Plan
+        self._calls: list[str] = []
 
-    def backend(self) -> GkeBackend:
+    @property
+    def told(self) -> list[str]:
+        """What was done and how it ended, and every call, for whoever compares."""
+        kube = self.world.kube
+        return [*(line.replace(kube.address, "kube") for line in self.log), *self._calls, *kube.calls]
+
+    def backend(self, **options: Any) -> GkeBackend:
         """In a process of its own: it knows nothing of what was before."""
-        return self.world.backend()
+        return self.world.backend(**options)
 
     async def live(self) -> None:
         """The whole of it."""
-        self._clean()
+        container = self.world.google.container
+        container.at_once = self.dice.choice((1, 5))
+        container.delays.create = container.delays.fail = container.delays.delete = container.delays.scale_up = 7
+        self.world.google.compute.delay = 4
+        self._heal()
         plan = await self.world.plan(self.backend(), self.ladder, self.spec)
         short = {"provisioning": timedelta(minutes=10), "releasing": timedelta(minutes=5)}
         self.plan = plan.model_copy(update={"deadlines": plan.deadlines.model_copy(update=short)})
+        self._calls.clear()  # a plan asks for all at once
         for _ in range(self.dice.randint(3, 8)):
             self._faults()
             await self._act()
         await self._end()
         assert not self.wrong
 
-    def _clean(self) -> None:
-        google, container = self.world.google, self.world.google.container
-        [cluster] = container.clusters.values()
-        assert not cluster.pools
-        container.operations.clear()
-        container.at_once = self.dice.choice((1, 5))
-        container.delays.create = container.delays.fail = container.delays.delete = container.delays.scale_up = 7
-        google.compute.delay = 4
-        google.calls.clear()
-        self.world.kube.empty()
-        self.world.queue.refusal = ""
-        self._heal()
-
     def _heal(self) -> None:
         """Nothing goes wrong any more."""
         self.world.kube.heals()
         self.world.queue.refusal = ""
         self.world.google.faults.clear()
+        self.world.google.allow()
         self.world.google.faults.inject("*", "UNAVAILABLE", None, when=self._counts)
 
     def _counts(self, call: Call) -> bool:
+        self._calls.append(f"{call.at} {call.method} {call.resource}")
         live = [
             name
             for name, pool in self.world.pools.items()
@@ -135,12 +144,21 @@ class Life:
     def _faults(self) -> None:
         """What goes wrong next, if anything."""
         faults, dice = self.world.google.faults, self.dice
+        self.world.google.allow()
         for _ in range(dice.choice((0, 0, 1, 2))):
             faults.inject(dice.choice(METHODS), dice.choice(TRANSIENT), dice.randint(1, 3), after=dice.random() < 0.4)
         for _ in range(dice.choice((0, 0, 1))):
             calls = QUEUE if dice.random() < 0.3 else KUBE
             self.world.kube.fails(dice.choice(calls), *dice.choices((RESET, AWAY, LOST), k=dice.randint(1, 3)))
         self.world.queue.refusal = dice.choice(("", "", "", "there are none"))
+        if dice.random() < 0.3:  # F32: for some calls, or until the next act
+            faults.inject(dice.choice(METHODS), "PERMISSION_DENIED", dice.randint(1, 4))
+        elif dice.random() < 0.15:
+            self.world.google.deny(dice.choice(GKE.needed))
+        self._befalls()
+
+    def _befalls(self) -> None:
+        faults, dice = self.world.google.faults, self.dice
         match dice.randrange(10):
             case 0:
                 faults.stockout(times=dice.randint(1, 3))
@@ -170,7 +188,7 @@ class Life:
                 case "acquire":
                     self.lease = await self.backend().acquire(self.plan, ME)
                 case "twice":
-                    await self._twice(lambda: self.backend().acquire(self.plan, ME))
+                    await self._twice(lambda backend: backend.acquire(self.plan, ME))
                 case "crash":
                     await self._killed(lambda: self.backend().acquire(self.plan, ME))
                 case "release" if lease := await self._known():
@@ -182,7 +200,7 @@ class Life:
                     self.lease = await self.backend().repair(lease)
                 case "repair twice" if lease := await self._known():
                     self._lose_hosts()
-                    await self._twice(lambda: self.backend().repair(lease))
+                    await self._twice(lambda backend: backend.repair(lease))
                 case "crash in repair" if lease := await self._known():
                     self._lose_hosts()
                     await self._killed(lambda: self.backend().repair(lease))
@@ -192,14 +210,19 @@ class Life:
         except RayTpuError as error:
             self.log.append(f"  {type(error).__name__}: {error}")
 
-    async def _twice(self, what: Callable[[], Awaitable[SliceLease]]) -> None:
-        """Two processes do it at the same time."""
-        both = await asyncio.gather(*(self._tried(what) for _ in range(2)))
-        self.log += [f"  {one}" for one in both]
+    async def _twice(self, what: Callable[[GkeBackend], Awaitable[SliceLease]]) -> None:
+        """Two processes do it at the same time, or one a bit later."""
+        together = Together(self.world.google, self.world.passes)
+        ways = [functools.partial(self._tried, what, self.backend(sleep=together.sleep)) for _ in range(2)]
+        ends = await together.run((0, ways[0]), (self.dice.choice((0, 3, 10, 25, 60, 300)), ways[1]))
+        for end in ends:
+            if isinstance(end, BaseException):
+                raise end
+            self.log.append(f"  {end}")
 
-    async def _tried(self, what: Callable[[], Awaitable[SliceLease]]) -> str:
+    async def _tried(self, what: Callable[[GkeBackend], Awaitable[SliceLease]], backend: GkeBackend) -> str:
         try:
-            self.lease = await what()
+            self.lease = await what(backend)
         except RayTpuError as error:
             return f"{type(error).__name__}: {error}"
         return f"granted {self.lease.created['node pool']}"
@@ -245,15 +268,29 @@ class Life:
         raise AssertionError(f"left: {self.world.left}")
 
 
-async def lives(world: World, patch: pytest.MonkeyPatch, seeds: Any) -> None:
-    """Sequences, one after another; one that fails says what was done in it."""
+async def live(folder: Path, killer: Killer, seed: int) -> Life:
+    """One sequence, which ends with nothing left; one that fails says what was done in it.
+
+    :param folder: for a kubeconfig.
+    :param killer: of calls.
+    :param seed: all there is to it.
+    """
+    with GoogleFake(clock=Clock(start=START)) as google, jitter(seed):
+        Watch(google, GKE)
+        async with Serving(FakeKube()) as kube:
+            access = KubeconfigAccess(str(kubeconfig(folder / "kubeconfig", kube.address)))
+            life = Life(World(kube, google, access), seed, killer)
+            try:
+                await life.live()
+            except BaseException:
+                print(f"RAYTPU_SEED={seed}", *life.log, sep="\n")
+                raise
+    return life
+
+
+async def lives(folder: Path, patch: pytest.MonkeyPatch, seeds: Iterable[int]) -> list[Life]:
+    """Sequences, one after another."""
     killer = Killer(patch)
     for place in ("SSL_CERT_FILE", "SSL_CERT_DIR"):  # reading the machine's takes longer than all else, none needs them
         patch.setenv(place, os.devnull)
-    for seed in seeds:
-        life = Life(world, seed, killer)
-        try:
-            await life.live()
-        except BaseException:
-            print(f"RAYTPU_SEED={seed}", *life.log, sep="\n")
-            raise
+    return [await live(folder, killer, seed) for seed in seeds]

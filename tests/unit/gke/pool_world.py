@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -59,11 +59,15 @@ class World:
 
     async def sleep(self, seconds: float) -> None:
         """Time passes, and the world goes on meanwhile."""
+        self.passes(seconds)
+        await asyncio.sleep(0)
+
+    def passes(self, seconds: float) -> None:
+        """The same for who lets nobody else go on."""
         self.kube.forget_requests()
         self.google.advance(seconds)
         self.settle()
         self.meanwhile()
-        await asyncio.sleep(0)
 
     def settle(self) -> None:
         """What kubelets, KubeRay and the autoscaler do by themselves."""
@@ -116,14 +120,19 @@ class World:
             pod for pod, one in self.kube.all(PODS).items() if one["metadata"]["labels"].get("ray.io/cluster") == name
         ]
 
-    def backend(self, *, node_pools: Any = True, **options: Any) -> GkeBackend:
-        """A backend, as another process would make it."""
+    def backend(
+        self, *, node_pools: Any = True, sleep: Callable[[float], Awaitable[None]] | None = None, **options: Any
+    ) -> GkeBackend:
+        """A backend, as another process would make it.
+
+        :param sleep: default: the world's own.
+        """
         pools = dict(node_pools) if isinstance(node_pools, dict) else {}
         return GkeBackend(
             self.access,
             cloud=FakeAccess(self.google),
             clock=lambda: self.now,
-            sleep=self.sleep,
+            sleep=sleep or self.sleep,
             namespace=NAMESPACE,
             node_pools={"cluster": CLUSTER, **pools},
             **options,
