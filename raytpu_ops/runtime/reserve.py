@@ -5,11 +5,14 @@ a word for the other hosts: for ever, where one of them is busy or dead. So a sl
 among those that are whole and free, and claimed in the way that Ray claims one, by the resource on
 its worker 0; then Ray reserves that slice by its name. At the deadline the error names the busy
 hosts and who holds them.
+Several slices are had all at once or not at all: two that wait with a part each would wait for each
+other. So one that needs many comes after those that need few, and its deadline counts on.
 Not here: what runs on the hosts.
 """
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -94,8 +97,9 @@ class Reservation:
 
     def release(self) -> None:
         """Give the slices back; safe to call twice."""
-        for claim in self.claims:
-            claim.release()
+        while self.claims:
+            self.claims[-1].release()
+            self.claims.pop()
 
 
 @contextmanager
@@ -123,8 +127,14 @@ def reserve(spec: SliceSpec, until: float, name: str, address: str) -> Reservati
     began = time.monotonic()
     spec.shape.check_reserved()
     try:
-        for index in range(spec.num_slices):
-            reservation.claims.append(_claim_one(spec.shape, until, f"{name}-{index}"))
+        while not _claim_all(reservation.claims, spec, name):
+            if (left := until - time.monotonic()) < 0:
+                raise TimeoutError
+            # Ray announces neither hosts that come nor chips that are given back; and whoever claimed at
+            # the same time must not come back at the same time.
+            pause = random.uniform(_LOOK_S, _CLAIM_S) if reservation.claims else _LOOK_S  # noqa: S311
+            reservation.release()
+            time.sleep(min(pause, max(left, _LOOK_S)))
         reservation.places.extend(_places([claim.group for claim in reservation.claims]))
     except TimeoutError as error:
         # Looked at before the release below, which would free what we hold ourselves.
@@ -139,19 +149,18 @@ def reserve(spec: SliceSpec, until: float, name: str, address: str) -> Reservati
     return reservation
 
 
-def _claim_one(shape: SliceShape, until: float, name: str) -> _Claim:
-    """One slice, all of its hosts.
-
-    :raises TimeoutError: when no slice was whole and free in time.
-    """
-    while True:
-        for slice_name in _free_slices(shape):
-            claim = _claim(shape, slice_name, name)
-            if claim is not None:
-                return claim
-        if time.monotonic() > until:
-            raise TimeoutError
-        time.sleep(_LOOK_S)  # Ray announces neither hosts that come nor chips that are given back
+def _claim_all(claims: list[_Claim], spec: SliceSpec, name: str) -> bool:
+    """Claim slices while there are as many free ones as are wanted; whether all are ours now."""
+    tried: set[str] = set()
+    while (wanted := spec.num_slices - len(claims)) > 0:
+        free = [slice_name for slice_name in _free_slices(spec.shape) if slice_name not in tried]
+        if len(free) < wanted:
+            return False
+        tried.add(free[0])
+        claim = _claim(spec.shape, free[0], f"{name}-{len(claims)}")
+        if claim is not None:
+            claims.append(claim)
+    return True
 
 
 def _free_slices(shape: SliceShape) -> list[str]:

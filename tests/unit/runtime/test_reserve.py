@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +13,7 @@ import pytest
 from raytpu_ops.runtime import cluster, reserve
 from raytpu_ops.runtime.cluster import Holding, Host
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Preempted
+from raytpu_ops.tpu.shapes import SliceShape
 from raytpu_ops.tpu.spec import SliceSpec
 
 SPEC = SliceSpec.of("v4", "2x2x2", num_slices=2)
@@ -28,6 +33,7 @@ class World:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.hosts = list(WHOLE)
         self.held: list[Holding] = []
+        self.lock = threading.RLock()
         for module in (cluster, reserve):
             monkeypatch.setattr(module, "tpu_hosts", lambda _pod_type=None: list(self.hosts))
         monkeypatch.setattr(reserve, "holdings", lambda _address: self.held)
@@ -110,6 +116,137 @@ def test_only_slices_that_are_whole_and_free_are_chosen(world: World) -> None:
     assert reserve._free_slices(SPEC.shape) == ["s1"]
     world.hosts[2] = host("s1", 0, alive=False)
     assert reserve._free_slices(SPEC.shape) == []
+
+
+class Claim:
+    """One slice in that world."""
+
+    def __init__(self, world: World, slice_name: str, who: str) -> None:
+        self.world, self.slice_name = world, slice_name
+        self.group = SimpleNamespace(id=SimpleNamespace(hex=lambda: f"{who} has {slice_name}"))
+
+    def release(self) -> None:
+        with self.world.lock:
+            self.world.held = [holding for holding in self.world.held if holding.group_id != self.group.id.hex()]
+
+
+class Claims:
+    """Claims as Ray grants them: the first one has the slice. Time is short."""
+
+    def __init__(self, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.world = world
+        self.paused: Callable[[], None] = lambda: None
+        self.before: Callable[[str, str], None] = lambda _who, _slice_name: None
+        self.after: Callable[[str, str], None] = lambda _who, _slice_name: None
+        monkeypatch.setattr(reserve, "_claim", self.claim)
+        monkeypatch.setattr(reserve, "_places", lambda _groups: [])
+        monkeypatch.setattr(reserve, "_LOOK_S", 0.01)
+        monkeypatch.setattr(reserve, "_CLAIM_S", 0.1)
+        self.sleep = time.sleep
+        monkeypatch.setattr(reserve.time, "sleep", self.pause)
+
+    def claim(self, _shape: Any, slice_name: str, name: str) -> Claim | None:
+        who = name.rpartition("-")[0]
+        self.before(who, slice_name)
+        with self.world.lock:
+            if slice_name not in reserve._free_slices(SPEC.shape):
+                return None
+            claim = Claim(self.world, slice_name, who)
+            for at in WHOLE:
+                if at.slice_name == slice_name:
+                    self.world.hold(at.node_id, who, claim.group.id.hex())
+        self.after(who, slice_name)
+        return claim
+
+    def pause(self, seconds: float) -> None:
+        self.paused()
+        self.sleep(seconds)
+
+    def reserve(self, who: str, for_s: float = 60.0) -> reserve.Reservation:
+        return reserve.reserve(SPEC, time.monotonic() + for_s, who, "head:1")
+
+    def holders(self) -> set[str]:
+        with self.world.lock:
+            return {holding.job_id for holding in self.world.held}
+
+
+@pytest.fixture
+def claims(world: World, monkeypatch: pytest.MonkeyPatch) -> Claims:
+    return Claims(world, monkeypatch)
+
+
+def test_nothing_is_kept_while_there_are_too_few(world: World, claims: Claims) -> None:
+    """Others may need no more than that."""
+    world.hold("s0-0", "other")
+    seen = []
+
+    def paused() -> None:
+        seen.append(claims.holders())
+        world.held.clear()
+
+    claims.paused = paused
+    reservation = claims.reserve("a")
+    assert seen == [{"other"}]
+    assert {holding.group_id for holding in world.held} == {"a has s0", "a has s1"}
+    reservation.release()
+    assert world.held == []
+
+
+def test_what_is_held_when_another_is_faster_is_given_back_before_the_next_look(world: World, claims: Claims) -> None:
+    claims.before = lambda _who, slice_name: world.hold("s1-1", "other") if slice_name == "s1" else None
+    seen = []
+
+    def paused() -> None:
+        seen.append(claims.holders())
+        claims.before = lambda _who, _slice_name: None
+        world.held.clear()
+
+    claims.paused = paused
+    claims.reserve("a")
+    assert seen == [{"other"}]
+    assert claims.holders() == {"a"}
+
+
+def test_at_the_deadline_who_was_faster_is_named_and_nothing_is_kept(world: World, claims: Claims) -> None:
+    claims.before = lambda _who, slice_name: world.hold("s1-1", "other") if slice_name == "s1" else None
+    with pytest.raises(DeadlineExceeded, match=r"s1 worker 1 .* of job other\. Stop who holds it") as raised:
+        claims.reserve("a", for_s=-1)
+    assert "s0" not in str(raised.value)
+    assert claims.holders() == {"other"}
+
+
+def test_two_that_want_all_slices_at_once_have_them_one_after_the_other(
+    world: World, claims: Claims, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With one slice each, both would wait for the other until both fail."""
+    free_slices, mine, both = reserve._free_slices, threading.local(), threading.Barrier(2)
+
+    def together(step: str) -> None:
+        if not hasattr(mine, step):
+            setattr(mine, step, True)
+            both.wait(60)
+
+    def from_its_own_end(shape: SliceShape) -> list[str]:
+        free = free_slices(shape)
+        together("looked")
+        return free[::-1] if threading.current_thread().name == "b" else free
+
+    monkeypatch.setattr(reserve, "_free_slices", from_its_own_end)
+    claims.after = lambda _who, _slice_name: together("has one")
+    had: list[str] = []
+
+    def work(who: str) -> None:
+        with reserve.reserved(SPEC, time.monotonic() + 60, who, "head:1"):
+            had.append(who)
+            assert claims.holders() == {who}
+
+    threads = [threading.Thread(target=work, args=[who], name=who) for who in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(had) == ["a", "b"]
+    assert world.held == []
 
 
 def test_a_shape_that_ray_cannot_reserve_is_refused_at_once(world: World) -> None:
