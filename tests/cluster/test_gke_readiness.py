@@ -9,60 +9,36 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractContextManager
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
 from raytpu_ops.backends.gke import GkeBackend
-from raytpu_ops.backends.gke.merge import merged
 from raytpu_ops.backends.gke.record import OWNER
-from raytpu_ops.flows.leases import give_back, stands, wait_whole
-from raytpu_ops.tpu.deadlines import Phase, Schedule
+from raytpu_ops.flows.leases import stands
+from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
-from raytpu_ops.tpu.spec import SliceSpec
-from tests.cluster.leases import V4, acquired, backend, small
+from tests.cluster.leases import LIMIT_S, ONE, RBAC, V4, acquired, backend, released, small_with, whole
 from tests.testbed.client import Testbed
 from tests.testbed.faults import KubernetesFaults
 from tests.waiting import eventually_async
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1500)]
 
-RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
-ONE = SliceSpec.of("v4", "2x2x2")
+TPU = "google.com/tpu"
 NODES = "cloud.google.com/gke-tpu-accelerator=tpu-v4-podslice,cloud.google.com/gke-tpu-topology=2x2x2"
 #: Labels of KubeRay.
 REPLICA, HOST = "ray.io/worker-group-replica-index", "ray.io/replica-host-index"
 #: Owner of the lease that is handed on by adoption.
 SHARED = "readiness"
-#: What only a hang takes.
-LIMIT_S = 600.0
-SCHEDULE = {"queued": LIMIT_S, "provisioning": LIMIT_S, "labelled": LIMIT_S}
 
 
 @pytest.fixture(scope="module")
 def gke(kubernetes: KubernetesFaults, namespace: str) -> GkeBackend:
     """With the rights of deploy/gke/rbac.yaml and no more."""
     return backend(kubernetes.kubeconfig_for(RBAC, namespace), namespace=namespace)
-
-
-def small_with(**pods: dict[str, Any]) -> dict[str, Any]:
-    """Options for the test machines, with these pod specs merged over their templates."""
-    options = small()
-    return options | {key: merged(options[key], {"spec": spec}, key) for key, spec in pods.items()}
-
-
-async def whole(gke: GkeBackend, lease: SliceLease) -> Readiness:
-    _, report = await wait_whole(gke, lease, schedule=Schedule.start(SCHEDULE), say=print)
-    return report
-
-
-async def released(gke: GkeBackend, lease: SliceLease) -> None:
-    await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
 
 
 def says(gke: GkeBackend, lease: SliceLease, *words: str) -> Callable[[], Awaitable[Readiness | None]]:
@@ -82,20 +58,33 @@ async def seen(gke: GkeBackend, lease: SliceLease, *words: str) -> Readiness:
     return report
 
 
+def three_hosts(cluster: KubernetesFaults) -> list[str]:
+    """Nodes for one slice and half of another, of those on which nobody has chips; a named cluster may have many."""
+    busy = {
+        pod.spec.node_name
+        for pod in cluster.core.list_pod_for_all_namespaces(field_selector="status.phase=Running").items
+        if any(TPU in (one.resources.limits or {}) for one in pod.spec.containers)
+    }
+    pools: dict[str, list[str]] = {}
+    for node in cluster.core.list_node(label_selector=NODES).items:
+        if not node.spec.unschedulable and node.metadata.name not in busy:
+            pools.setdefault(node.metadata.labels["cloud.google.com/gke-nodepool"], []).append(node.metadata.name)
+    first, second, *_ = [hosts for hosts in pools.values() if len(hosts) == ONE.shape.hosts]
+    return [*first, second[0]]
+
+
 async def test_three_of_four_hosts_name_the_pod_that_waits_and_the_schedulers_reason(
-    kubernetes: KubernetesFaults, gke: GkeBackend
+    kubernetes: KubernetesFaults, gke: GkeBackend, namespace: str
 ) -> None:
     """F14."""
-    node = max(kubernetes.nodes(NODES))
-    kubernetes.cordon(node)
-    try:
+    with kubernetes.no_node_fits(NODES, but=three_hosts(kubernetes)):
         lease = await acquired(gke, SHARED)
         report = await seen(gke, lease, "3 of 4 hosts labelled", "waits for a node: 0/", " nodes are available")
+        hosts = kubernetes.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=worker").items
+        (late,) = [pod.metadata for pod in hosts if pod.spec.node_name is None]
         assert report.phase is Phase.PROVISIONING
-        assert "(worker " in report.describe()
+        assert f"pod {late.name} (worker {late.labels[HOST]}) waits for a node: 0/" in report.describe()
         assert "1 of 2 slices whole" in report.describe()
-    finally:
-        kubernetes.cordon(node, on=False)
     report = await whole(gke, lease)
     assert sorted(host.worker_id or 0 for one in report.slices for host in one.hosts) == [0, 0, 1, 1]
 
@@ -141,16 +130,13 @@ async def test_kuberays_word_ready_is_not_believed_while_pods_are_pending(
     lease = await acquired(gke, SHARED)
     await whole(gke, lease)
     (pod,) = kubernetes.core.list_namespaced_pod(namespace, label_selector=f"{REPLICA}=0,{HOST}=1").items
-    kubernetes.cordon(pod.spec.node_name)
-    try:
+    with kubernetes.no_node_fits(NODES):
         kubernetes.core.delete_namespaced_pod(pod.metadata.name, namespace)
         report = await seen(gke, lease, "waits for a node: 0/")
         there = kubernetes.custom.get_namespaced_custom_object("ray.io", "v1", namespace, "rayclusters", lease.id)
         assert there["status"]["state"] == "ready"
         assert not report.ready
         assert not report.stands
-    finally:
-        kubernetes.cordon(pod.spec.node_name, on=False)
     await whole(gke, lease)
 
 
