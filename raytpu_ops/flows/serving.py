@@ -106,7 +106,7 @@ def http_options(lease: SliceLease) -> dict[str, Any]:
         raise Misconfigured(f"lease {lease.id} has no address for Serve: its backend {lease.backend!r} cannot serve")
     listens = lease.ray.serve_listens
     address = urlsplit(f"//{listens}" if listens else lease.ray.serve_address)
-    return {"host": address.hostname, "port": address.port}
+    return {"host": address.hostname, "port": address.port or (443 if address.scheme == "https" else 80)}
 
 
 def owner_in(application: ServeApplication) -> str:

@@ -71,11 +71,12 @@ def _endpoint(name: str, zone: str, record: Record, first: NodeView | None) -> R
     host = address or f"{name}.invalid"
     dashboard = record.dashboard or f"http://{host}:{DASHBOARD_PORT}"
     serve = record.serve or f"http://{_bracketed(urlsplit(dashboard).hostname or host)}:{SERVE_PORT}"
-    own = first.address if first is not None and record.dashboard is None else None
+    # Where the head is known by a proxy's or a public address, it has others itself.
+    listens = "0.0.0.0" if record.settings.get("ray_head") else first and first.address  # noqa: S104  a head of theirs
     return RayEndpoint(
         address=dashboard,
         serve_address=serve,
-        serve_listens=f"{own}:{SERVE_PORT}" if own else None,
+        serve_listens=f"{listens}:{SERVE_PORT}" if listens else None,
         token=f"metadata {TOKEN} of queued resource {zone}/{name}",
     )
 

@@ -6,6 +6,7 @@ Not here: who asks Google (``google/access.py``) and how the options become a re
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatchcase
 from typing import Annotated, Self
 
 from pydantic import AfterValidator, Field, model_validator
@@ -28,11 +29,23 @@ PACKAGES = (
     "etils[epath-gcs]",
     "scikit-learn",
 )
-_HOST_PORT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?:[0-9]{1,5}\Z")
+_HOST_PORT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?:([0-9]{1,5})\Z")
+#: Ray among packages, with the version that it is pinned to, if any; also as a file, or in a list of requirements.
+_RAY = re.compile(
+    r"ray(?:\[[^\]]*\])?(?:===?([0-9][^,;]*))?(?:[=<>~!;@,].*)?\Z|.*/ray-[0-9][^/]*\Z|(?:-r|--requirement)\b.*",
+    re.IGNORECASE,
+)
 #: The script puts its folder into PATH, which is split at colons.
 _PATH = re.compile(r"/[^\s:]*[^\s:/]\Z")
 #: What the startup script itself says to ``ray start``.
 _OURS = frozenset({"head", "address", "port", "node-ip-address", "dashboard-host", "dashboard-port", "block"})
+
+
+def _host_port(value: str) -> str:
+    match = _HOST_PORT.match(value)
+    if not match or not 0 < int(match[1]) < 65536:
+        raise ValueError("must be the address of a Ray head's GCS, 'host:port'")
+    return value
 
 
 def _environment(value: dict[str, str]) -> dict[str, str]:
@@ -43,7 +56,7 @@ def _environment(value: dict[str, str]) -> dict[str, str]:
 
 
 Variable = Annotated[Word, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
-HostPort = Annotated[Word, matching(_HOST_PORT, "must be the address of a Ray head's GCS, 'host:port'")]
+HostPort = Annotated[Word, AfterValidator(_host_port)]
 AbsolutePath = Annotated[
     Line,
     matching(_PATH, "must be an absolute path on the VMs, without spaces and colons, such as '/opt/venv/bin/python'"),
@@ -69,8 +82,9 @@ class Settings(Checked):
     :param ray_version: Ray's version on the VMs.
     :param python: absolute path of a Python 3.11 or newer on the VMs, as an image of one's own has it; default one
         that is fetched when a VM first starts.
-    :param pip: packages that are installed where Python lacks Ray, or has another version of it;
-        ``{ray_version}`` is filled in. Empty: nothing is ever installed, and a VM without Ray is an error.
+    :param pip: packages, Ray among them, in the place of :data:`PACKAGES`. They are installed where Python lacks Ray,
+        or has another version of it; ``{ray_version}`` is filled in. Empty: nothing is ever installed, and a VM
+        without Ray is an error.
     :param ray_start_params: further options of ``ray start`` on every VM.
     :param env: further environment variables of Ray on every VM, and of what installs it there (``PIP_INDEX_URL``).
         They are readable like the VM's metadata: no secrets. Python's own folder goes before a ``PATH``.
@@ -122,6 +136,23 @@ class Settings(Checked):
             raise InvalidSpec("dashboard_url: is missing: with ray_head nothing else says where that Ray is reached")
         if self.reach == "external" and not self.external_ip:
             raise InvalidSpec("reach: 'external' needs external_ip=True, which gives the VMs such an address")
+        self._check_packages()
+
+    def _check_packages(self) -> None:
+        """VMs that look for a Ray which never comes would bill until the deadline of the phase ``labelled``."""
+        rays = {package: match for package in self.packages if (match := _RAY.match(package))}
+        if self.pip and not rays:
+            raise InvalidSpec(
+                f"pip: has no Ray: the list is in the place of the default one, so put {PACKAGES[0]!r} into it, or "
+                "leave it empty where the VMs have Ray"
+            )
+        for package, match in rays.items():
+            pin = match[1]
+            if pin and not any(fnmatchcase(self.ray_version, one) for one in (pin, f"{pin}.0")):
+                raise InvalidSpec(
+                    f"pip: has {package}, and ray_version is {self.ray_version}, which the VMs look for: say "
+                    "'=={ray_version}' in pip, and set ray_version"
+                )
 
     @property
     def packages(self) -> list[str]:

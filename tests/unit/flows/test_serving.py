@@ -124,6 +124,9 @@ def test_serve_listens_where_the_lease_says_and_else_at_its_address(lease):
         update={"serve_address": "https://api/x:serve/proxy", "serve_listens": "0.0.0.0:8000"}
     )
     assert http_options(lease.model_copy(update={"ray": behind})) == {"host": "0.0.0.0", "port": 8000}
+    for url, port in (("https://serve.example.net", 443), ("http://serve.example.net/x", 80)):
+        without = lease.ray.model_copy(update={"serve_address": url, "serve_listens": None})
+        assert http_options(lease.model_copy(update={"ray": without})) == {"host": "serve.example.net", "port": port}
 
 
 async def test_no_task_deploys_over_the_application_of_another(ray, backend, lease):

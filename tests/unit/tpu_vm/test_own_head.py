@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 
 from raytpu_ops.backends.tpu_vm.record import TOKEN
+from raytpu_ops.flows.serving import http_options
 from raytpu_ops.tpu.capacity import Spot, ladder
 from raytpu_ops.tpu.errors import InvalidSpec
 from tests.google_fake import GoogleFake
@@ -20,6 +21,11 @@ TOO_FEW = {
     "no token": (HEAD, "ray_token: is missing"),
     "no dashboard": ({"ray_head": "10.9.9.9:6379", "ray_token": "the-users-own"}, "dashboard_url: is missing"),
     "no address": ({"reach": "external"}, "'external' needs external_ip=True"),
+    "a list without Ray": (
+        {"pip": ["pandas", "raytpu-ops"]},
+        r"pip: has no Ray: the list .*'ray\[default,train,serve\]",
+    ),
+    "another Ray": ({"pip": "ray[default]==2.58.0"}, r"pip: has ray\[default\]==2.58.0, and ray_version is 2.60.0"),
     "no zones": ({"zones": []}, "zones: is missing: backend 'tpu_vm' needs the zones"),
 }
 
@@ -32,8 +38,19 @@ async def test_a_head_of_ones_own_brings_its_token_and_its_addresses(google: Goo
     assert "the-users-own" not in metadata["startup-script"]
     assert "RAY_HEAD=10.9.9.9:6379" in metadata["startup-script"]
     assert (lease.ray.address, lease.ray.serve_address) == ("http://10.9.9.9:8265", "http://10.9.9.9:8000")
-    assert lease.ray.serve_listens is None
+    # Its machine may have other addresses than the one by which it is reached.
+    assert lease.ray.serve_listens == "0.0.0.0:8000"
     assert "the-users-own" not in repr(backend)
+
+
+@pytest.mark.parametrize("url", ["https://ray.example.net", "http://10.7.7.7:9000"])
+async def test_serve_listens_on_worker_0_wherever_the_dashboard_is_reached(google: GoogleFake, make: Make, url: str):
+    """A proxy's address is none of the head's: nobody can listen there."""
+    lease = await make(dashboard_url=url).acquire(planned(), ME)
+    first = google.nodes()[f"{PARENT}/nodes/{lease.created['slice'][0]}"].network_endpoints[0].ip_address
+    assert lease.ray.address == url
+    assert lease.ray.serve_listens == f"{first}:8000"
+    assert http_options(lease) == {"host": first, "port": 8000}
 
 
 @pytest.mark.parametrize(("options", "told"), TOO_FEW.values(), ids=TOO_FEW)

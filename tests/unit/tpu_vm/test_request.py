@@ -208,6 +208,8 @@ def test_the_record_and_the_labels_hold_no_secret():
         ({"zones": ZONE, "price_per_chip_hour": "inf"}, "by generation, got 'inf'"),
         ({"zones": ZONE, "price_per_chip_hour": {"v4": "x"}}, "by generation, got 'x'"),
         ({"zones": ZONE, "ray_head": "10.0.0.1"}, "must be the address of a Ray head's GCS"),
+        ({"zones": ZONE, "ray_head": "10.0.0.1:99999"}, "must be the address of a Ray head's GCS"),
+        ({"zones": ZONE, "ray_head": "10.0.0.1:0"}, "must be the address of a Ray head's GCS"),
         ({"zones": ZONE, "env": {"a b": "c"}}, "env"),
         ({"zones": ZONE, "env": {"RAY_AUTH_TOKEN": "hunter2"}}, "env: RAY_AUTH_TOKEN is set for each VM"),
         ({"zones": ZONE, "env": {"RAY_AUTH_MODE": "disabled"}}, "env: RAY_AUTH_MODE is set for each VM"),
@@ -251,6 +253,40 @@ def test_names_and_paths_of_google_are_taken_as_they_are():
 def test_packages_with_extras_are_told_apart_in_text():
     found = Settings.of({"zones": ZONE, "pip": "ray[default,serve]=={ray_version}, jax[tpu] ,flax"})
     assert found.packages == [f"ray[default,serve]=={found.ray_version}", "jax[tpu]", "flax"]
+
+
+@pytest.mark.parametrize(
+    "pip",
+    [
+        [],
+        ["ray"],
+        ["Ray[default]=={ray_version}", "pandas"],
+        ["ray==2.60.*"],
+        ["ray==2.60"],
+        ["ray>=2.58"],
+        ["https://files.example.net/ray-2.60.0-cp311-cp311-manylinux2014_x86_64.whl"],
+        ["ray@https://files.example.net/ray.whl"],
+        ["-r/opt/requirements.txt"],
+    ],
+    ids=str,
+)
+def test_packages_that_may_bring_the_right_ray_are_taken(pip: list[str]):
+    Settings.of({"zones": ZONE, "pip": pip}).check_enough()
+
+
+@pytest.mark.parametrize(
+    "pip", [["pandas"], ["ray-lightning", "xray"], ["https://files.example.net/rayon-1.0-py3-none-any.whl"]], ids=str
+)
+def test_packages_without_ray_are_refused(pip: list[str]):
+    with pytest.raises(InvalidSpec, match="pip: has no Ray"):
+        Settings.of({"zones": ZONE, "pip": pip}).check_enough()
+
+
+@pytest.mark.parametrize("pip", ["ray==2.58.0", "ray[default]===2.58.0", "ray==2.6", "ray==2.59.*"])
+def test_packages_with_another_ray_are_refused(pip: str):
+    """VMs that look for one version and install another go on installing until the deadline."""
+    with pytest.raises(InvalidSpec, match=r"pip: has .*, and ray_version is 2.60.0, which the VMs look for"):
+        Settings.of({"zones": ZONE, "pip": pip}).check_enough()
 
 
 def test_a_place_in_the_queue_is_not_waited_for_when_it_is_gone():
