@@ -47,6 +47,16 @@ Backend = Annotated[
     str | None,
     typer.Option("--backend", help="Which backend; default the connection's.", show_default="local"),
 ]
+LeaseBackend = Annotated[
+    str | None,
+    typer.Option("--backend", help="Which backend; default the connection's, else local.", show_default=False),
+]
+LeaseConnId = Annotated[
+    str | None,
+    typer.Option(
+        "--conn-id", help="An Airflow connection that says the rest.", show_default="ray_tpu_default, where that is"
+    ),
+]
 PlanBackend = Annotated[
     str | None, typer.Option("--backend", help="Which backend; default the connection's.", show_default="gke")
 ]
@@ -222,12 +232,12 @@ def plan(
 
 @app.command()
 def leases(
-    backend: Backend = None,
+    backend: LeaseBackend = None,
     root: Root = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
-    conn_id: ConnId = None,
+    conn_id: LeaseConnId = None,
     project: Project = None,
     zone: Zones = None,
     as_json: Json = False,
@@ -247,12 +257,12 @@ def leases(
 @app.command()
 def release(
     lease: Annotated[str, typer.Argument(help="The lease's id, as `raytpu leases` shows it.")],
-    backend: Backend = None,
+    backend: LeaseBackend = None,
     root: Root = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
-    conn_id: ConnId = None,
+    conn_id: LeaseConnId = None,
     project: Project = None,
     zone: Zones = None,
 ) -> None:
@@ -270,12 +280,12 @@ def release(
 
 @app.command()
 def reap(
-    backend: Backend = None,
+    backend: LeaseBackend = None,
     root: Root = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
     namespace: Namespace = None,
-    conn_id: ConnId = None,
+    conn_id: LeaseConnId = None,
     project: Project = None,
     zone: Zones = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Release nothing, say what would be.")] = False,

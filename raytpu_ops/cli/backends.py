@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from raytpu_ops.hooks.ray_tpu import RayTpuHook
 #: How long a far side that is away is asked again.
 PATIENCE = timedelta(seconds=30)
+#: What to do where a lease is not found.
+ELSEWHERE = "--conn-id or --backend looks elsewhere"
 #: Option -> the backends that it is for.
 _FOR = {
     "--kubeconfig": ("gke",),
@@ -73,6 +75,26 @@ def backend_name(backend: str | None, conn_id: str | None, default: str) -> str:
     return str(said or backend)
 
 
+def _of_tasks() -> str | None:
+    """The connection of tasks that name none; None where Airflow does not have it. Which one it is is said."""
+    with _quiet_airflow():
+        from airflow.sdk.exceptions import AirflowNotFoundException
+
+        from raytpu_ops.hooks.ray_tpu import RayTpuHook
+
+        name = RayTpuHook.default_conn_name
+        try:
+            RayTpuHook.get_connection(name)
+        except AirflowNotFoundException:
+            # Also where Airflow's database does not answer: nobody may take silence about local for an answer.
+            print(
+                f"raytpu: on this machine (local), since no connection {name!r} was found: {ELSEWHERE}", file=sys.stderr
+            )
+            return None
+        print(f"raytpu: by connection {name!r}, as tasks that name none", file=sys.stderr)
+        return name
+
+
 @contextmanager
 def _quiet_airflow() -> Iterator[None]:
     # As `airflow connections` does it; otherwise Airflow looks only into the environment (3.3).
@@ -117,10 +139,12 @@ class Where:
         project: str | None,
         zones: Sequence[str] | None,
     ) -> Self:
-        """For the commands about leases, which are for the local backend where nobody says another.
+        """For the commands about leases, which look where tasks do that name no connection.
 
-        :raises InvalidSpec: ``--backend`` and the connection disagree.
+        :raises InvalidSpec: ``--backend`` and the connection disagree, or neither says one.
         """
+        if not (backend or conn_id or root or kubeconfig or context):
+            conn_id = _of_tasks()
         name = backend_name(backend, conn_id, "local")
         return cls(name, root, kubeconfig, context, namespace, conn_id, project, zones or ())
 

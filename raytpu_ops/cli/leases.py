@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Backend, Released
 from raytpu_ops.backends.gke import GkeBackend
-from raytpu_ops.cli.backends import Where
+from raytpu_ops.cli.backends import ELSEWHERE, Where
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
@@ -122,7 +122,7 @@ async def _release(backend: Backend, lease_id: str) -> Released:
     named = [lease for lease in found if lease.id == lease_id]
     if not named:
         there = ", ".join(dict.fromkeys(lease.id for lease in found)) or "none"
-        raise InvalidSpec(f"lease {lease_id!r} does not exist on {backend.name}; there are {there}")
+        raise InvalidSpec(f"lease {lease_id!r} does not exist on {backend.name}; there are {there}: {ELSEWHERE}")
     by = Deadlines.of(None).at(Phase.RELEASING)
     removed, left = [], []
     for lease in named:

@@ -129,6 +129,8 @@ def tpu_slices(
         task_id=f"{prefix}released",
         opening_task_id=plan.task_id,
         release_task_id=release.task_id,
+        provision_task_id=provision.task_id,
+        ray_tpu_conn_id=ray_tpu_conn_id,
         **{**task_args, "retries": 0},
     )
     release >> outcome.as_teardown(setups=[plan, provision], on_failure_fail_dagrun=True)

@@ -56,6 +56,14 @@ def deployment() -> str | None:
     return conf.get("raytpu", "deployment", fallback="").strip() or None
 
 
+def by_hand(lease_id: str, conn_id: str | None) -> str:
+    """What a person types to give a lease back.
+
+    :param conn_id: the connection that granted it; None where the task named none.
+    """
+    return f"`raytpu release {lease_id}{f' --conn-id {conn_id}' if conn_id else ''}`"
+
+
 def epoch_of(context: Context) -> int:
     """A number that stays over retries and rises when a person clears the task.
 

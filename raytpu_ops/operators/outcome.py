@@ -8,11 +8,14 @@ no leaf, and all leaves being "skipped" makes the run green (``airflow/api/commo
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException
+
+from raytpu_ops.operators.base import by_hand, owner_of
+from raytpu_ops.tpu.naming import lease_id
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -78,14 +81,27 @@ class TpuSlicesOutcomeOperator(BaseOperator):
 
     :param opening_task_id: the first setup, which opens the scope.
     :param release_task_id: the teardown that closes it.
+    :param provision_task_id: whose lease it is.
+    :param ray_tpu_conn_id: the connection that granted it. (templated)
     """
 
+    template_fields: Sequence[str] = ("ray_tpu_conn_id",)
     ui_color = "#f3dcc4"
 
-    def __init__(self, *, opening_task_id: str, release_task_id: str, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        opening_task_id: str,
+        release_task_id: str,
+        provision_task_id: str,
+        ray_tpu_conn_id: str | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.opening_task_id = opening_task_id
         self.release_task_id = release_task_id
+        self.provision_task_id = provision_task_id
+        self.ray_tpu_conn_id = ray_tpu_conn_id
 
     def execute(self, context: Context) -> None:
         """Look at the states.
@@ -97,9 +113,10 @@ class TpuSlicesOutcomeOperator(BaseOperator):
         states = self._states(context, asked)
         released = states.get(self.release_task_id, {})
         if any(state in FAILED for state in released.values()):
+            lease = lease_id(owner_of(context, self.provision_task_id))
             raise AirflowFailException(
-                f"{self.release_task_id} failed: TPU slices may be left and bill; its log names them, clear it or "
-                "run `raytpu release`"
+                f"{self.release_task_id} failed: TPU slices may be left and bill; its log names them, clear it or run "
+                f"{by_hand(lease, self.ray_tpu_conn_id)}"
             )
         if failed := unhandled(states, below):
             raise AirflowFailException(f"the slices are released, the work failed: {', '.join(failed)}")

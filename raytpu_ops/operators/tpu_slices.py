@@ -11,7 +11,7 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, has_template, owner_of, settled, whole_number
+from raytpu_ops.operators.base import RayTpuOperator, by_hand, has_template, owner_of, settled, whole_number
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
@@ -200,9 +200,9 @@ class ProvisionTpuSlicesOperator(_WantsSlices):
         if lease.expires_at <= datetime.now(UTC):
             self.log.warning(
                 "Lease %s was adopted as it is, its time is over: the reaper may take it at any moment. To have it for "
-                "longer, release it (`raytpu release %s`) and clear this task",
+                "longer, release it (%s) and clear this task",
                 lease.id,
-                lease.id,
+                by_hand(lease.id, lease.conn_id),
             )
         context["ti"].xcom_push(key=DASHBOARD_KEY, value=lease.ray.address)
         return lease.to_xcom()

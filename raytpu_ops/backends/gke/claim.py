@@ -61,7 +61,8 @@ class Claim:
         if record.digest != self.digest:
             raise Misconfigured(
                 f"{self.what} exists for {self.owner.key} with another spec or other options ({record.spec}): release "
-                "it first, by the run's release task or `raytpu release`"
+                f"it first, by the run's release task or `raytpu release {self.name}`, with --conn-id as the task has "
+                "it"
             )
         return Done(record)
 

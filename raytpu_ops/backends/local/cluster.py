@@ -164,7 +164,7 @@ class Cluster:
             if alive:
                 raise Misconfigured(
                     f"lease {lease_id} of {record.owner.key} runs with {record.spec}, but {plan.spec} is asked for: "
-                    f"release it first (raytpu release {lease_id}), or go back to its spec"
+                    f"release it first (raytpu release {lease_id} --backend local), or go back to its spec"
                 )
             reason = "it had another spec and nothing of it runs"
         else:

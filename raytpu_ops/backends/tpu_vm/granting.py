@@ -172,7 +172,8 @@ class Granting:
         if view.record.digest != self._digest:
             raise Misconfigured(
                 f"{view} exists for {self._owner.key} with another spec, ladder or other options ({view.record.spec}): "
-                "release it first, by the run's release task or `raytpu release`"
+                f"release it first, by the run's release task or `raytpu release {self._name}`, with --conn-id as the "
+                "task has it"
             )
 
     # Up the ladder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from raytpu_ops.backends.base import make_backend
+from raytpu_ops.backends.local import LocalBackend
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli.backends import Where
 from raytpu_ops.tpu.capacity import OnDemand
@@ -52,6 +54,46 @@ def test_a_lease_is_listed_by_the_connection_that_granted_it(google: GoogleFake)
     assert result.exit_code == 0, result.output
     [row] = json.loads(result.stdout)
     assert row["id"] == lease.id
+
+
+@pytest.fixture
+def default(google: GoogleFake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """That connection is the one of tasks which name none."""
+    monkeypatch.delenv("RAYTPU_LOCAL_ROOT", raising=False)
+    monkeypatch.setenv("AIRFLOW_CONN_RAY_TPU_DEFAULT", os.environ["AIRFLOW_CONN_VMS"])
+
+
+@pytest.mark.usefixtures("default")
+def test_leases_are_looked_for_where_tasks_that_name_no_connection_get_them(google: GoogleFake) -> None:
+    """F09: "no leases on local", with success, while VMs bill."""
+    lease = granted(google)
+    result = CliRunner().invoke(cli.app, ["leases", "--json"], catch_exceptions=False)
+    assert [row["id"] for row in json.loads(result.stdout)] == [lease.id]
+    assert result.stderr == "raytpu: by connection 'ray_tpu_default', as tasks that name none\n"
+
+    assert CliRunner().invoke(cli.app, ["reap"], catch_exceptions=False).stdout == "nothing has expired on tpu_vm\n"
+    with pytest.raises(InvalidSpec, match=f"'another' does not exist on tpu_vm; there are {lease.id}: --conn-id or"):
+        CliRunner().invoke(cli.app, ["release", "another"], catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("default")
+def test_options_of_another_backend_go_over_the_default_connection(short_dir: Path) -> None:
+    for options in (["--backend", "local"], ["--root", str(short_dir / "r")]):
+        found = CliRunner().invoke(cli.app, ["leases", *options], catch_exceptions=False)
+        assert (found.stdout, found.stderr) == ("no leases on local\n", "")
+
+
+def test_without_that_connection_it_is_said_where_was_looked(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
+    monkeypatch.delenv("RAYTPU_LOCAL_ROOT", raising=False)
+    monkeypatch.setattr("raytpu_ops.cli.backends.local_backend", lambda root: LocalBackend(short_dir / "r"))
+    found = CliRunner().invoke(cli.app, ["leases"], catch_exceptions=False)
+    assert found.stdout == "no leases on local\n"
+    assert found.stderr == (
+        "raytpu: on this machine (local), since no connection 'ray_tpu_default' was found: --conn-id or --backend "
+        "looks elsewhere\n"
+    )
+    with pytest.raises(InvalidSpec, match="does not exist on local; there are none: --conn-id or --backend looks else"):
+        CliRunner().invoke(cli.app, ["release", "a-lease"], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["leases", "doctor", "plan"])

@@ -67,7 +67,9 @@ def test_anything_else_may_be_retried(error: Exception, resumed: bool) -> None:
 @pytest.mark.parametrize("hours", [-1, 1])
 def test_a_lease_whose_time_is_over_is_adopted_with_a_warning(hours: int, capsys: pytest.CaptureFixture[str]) -> None:
     with DAG("d", schedule=None):
-        task = ProvisionTpuSlicesOperator(task_id="provision", generation="v4", topology="2x2x1")
+        task = ProvisionTpuSlicesOperator(
+            task_id="provision", generation="v4", topology="2x2x1", ray_tpu_conn_id="tpus"
+        )
     until = datetime.now(UTC) + timedelta(hours=hours)
     lease = SliceLease(
         id="tpu-d-r",
@@ -83,7 +85,7 @@ def test_a_lease_whose_time_is_over_is_adopted_with_a_warning(hours: int, capsys
 
     assert task.finish(context, lease.to_xcom())["id"] == lease.id
 
-    assert ("release it (`raytpu release tpu-d-r`)" in capsys.readouterr().out) == (hours < 0)
+    assert ("release it (`raytpu release tpu-d-r --conn-id tpus`)" in capsys.readouterr().out) == (hours < 0)
 
 
 class _TimesOut:

@@ -63,7 +63,7 @@ def test_airflows_answer_is_taken_apart_where_names_look_like_instances() -> Non
 class Instance:
     """A running task instance that answers with given states."""
 
-    dag_id, run_id, map_index = "d", "r", -1
+    dag_id, run_id, task_id, map_index = "d", "r", "released", -1
 
     def __init__(self, states: dict[str, str | None]) -> None:
         self.states = states
@@ -114,7 +114,11 @@ def test_it_is_green_after_a_good_run(outcome: TpuSlicesOutcomeOperator) -> None
 
 
 def test_it_is_red_where_the_release_failed_and_says_that_slices_may_bill(outcome: TpuSlicesOutcomeOperator) -> None:
-    with pytest.raises(AirflowFailException, match=r"release failed: TPU slices may be left and bill"):
+    words = r"release failed: TPU slices may be left and bill.* run `raytpu release d-provision-[0-9a-f]+"
+    with pytest.raises(AirflowFailException, match=rf"{words}`"):
+        run(outcome, release="failed")
+    outcome.ray_tpu_conn_id = "pools"
+    with pytest.raises(AirflowFailException, match=rf"{words} --conn-id pools`"):
         run(outcome, release="failed")
 
 
