@@ -89,10 +89,20 @@ async def _planned(
     refuse_others(where.backend, {**given, "--project": google.project})
     backend = await _by_connection(where, google) if google.conn_id else await _by_options(where, google)
     plan = await backend.plan(spec, rungs, lease_for=lease_for)
-    if google.price is None or any("chip-hours" in note for note in plan.notes):
-        return plan
-    # Nodes that somebody else pays for: their cost is worth knowing all the same.
-    return plan.model_copy(update={"notes": [*plan.notes, cost_note(spec, lease_for, google.price)]})
+    notes = list(plan.notes)
+    if google.price is not None and not any("chip-hours" in note for note in notes):
+        # Nodes that somebody else pays for: their cost is worth knowing all the same.
+        notes.append(cost_note(spec, lease_for, google.price))
+    if where.backend == "gke" and not (google.conn_id or google.cluster or google.zones):
+        notes.append(_unasked(google.price))
+    return plan.model_copy(update={"notes": notes})
+
+
+def _unasked(price: float | None) -> str:
+    """What nobody was asked about, where neither a cluster nor zones are named, and how it is."""
+    what = "permissions, reservations, quota" + (" and zones" if price is not None else ", zones and cost")
+    how = "--cluster and --zone plan node pools and ask Google, --conn-id plans by an Airflow connection"
+    return f"nobody was asked about {what}: {how}{'' if price is not None else '; --price-per-chip-hour counts'}"
 
 
 async def _by_connection(where: Where, google: Google) -> Backend:

@@ -83,8 +83,13 @@ class TestWithoutACloud:
         ]
         assert len(found["names"]) == 1
         assert found["notes"] == [
-            "8 chips for at most 24 h are 192 chip-hours, 384.00 at 2 each; less where the lease is released earlier"
+            "8 chips for at most 24 h are 192 chip-hours, 384.00 at 2 each; less where the lease is released earlier",
+            "nobody was asked about permissions, reservations, quota and zones: --cluster and --zone plan node pools "
+            "and ask Google, --conn-id plans by an Airflow connection",
         ]
+        [unasked] = plan("v6e", "--topology", "4x4")["notes"]
+        assert unasked.startswith("nobody was asked about permissions, reservations, quota, zones and cost: ")
+        assert unasked.endswith("; --price-per-chip-hour counts")
         found = plan("v5e", "--topology", "1x1", "--zone", "us-west4-a")
         assert found["creates"][2:] == [
             "1 host pod: 1 x v5e 1x1 (ct5lp-hightpu-1t), 1 chip on each host",
