@@ -147,7 +147,9 @@ async def run_job(
         return await client.job(name)
 
     async with backend.ray(lease) as client:
-        job = await reach(backend, lease, lambda: _submitted(client, request.attempt), schedule=schedule, say=say)
+        # A triggerer that takes over has as long as the first one had, for hours later the job may run all the same.
+        now = Schedule.start(schedule.deadlines)
+        job = await reach(backend, lease, lambda: _submitted(client, request.attempt), schedule=now, say=say)
     if job is None:
         lease, _ = await wait_whole(backend, lease, schedule=schedule, say=say)
     async with backend.ray(lease) as client:  # whose slices may be others by now, elsewhere

@@ -170,6 +170,16 @@ async def test_a_job_that_is_there_is_followed_and_not_submitted_again(ray, back
     assert ray.count("POST /api/jobs/") == 0
 
 
+async def test_a_triggerer_that_takes_over_hours_later_bears_a_head_that_does_not_answer_at_first(ray, backend, lease):
+    """F33: the slices had to be whole long ago, and they were."""
+    ray.jobs[name()] = FakeJob(status="RUNNING", log=STARTED).at_each_look(becomes("SUCCEEDED", RESULT))
+    ray.fails("GET /api/version", *[RESET] * 14)
+
+    result = await run_job(backend, lease, request(schedule=schedule(ago=86400, running=300 * 86400)), **Told().sinks)
+
+    assert result["metrics"] == {"loss": 0.5}
+
+
 async def test_a_job_that_was_over_before_the_first_look_gets_its_true_verdict(ray, backend, lease):
     """F45, and a triggerer that comes back after the job's end does not submit it again."""
     failed = dump_event(Event(event="failed", failure_class="UserCodeFailed", message="ValueError: no"))
