@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,47 +11,31 @@ pytest.importorskip("kubernetes", reason="tests on a cluster need the extra `dev
 
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.record import OWNER
-from raytpu_ops.flows.jobs import JobRequest, begin, run_job
-from raytpu_ops.flows.leases import give_back, wait_whole
-from raytpu_ops.flows.packages import runtime_env_with
-from raytpu_ops.tpu.deadlines import Phase, Schedule
+from raytpu_ops.flows.jobs import JobRequest, run_job
+from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import Preempted
 from raytpu_ops.tpu.lease import SliceLease
-from raytpu_ops.tpu.spec import SliceSpec
-from raytpu_ops.tpu.work import CommandWork, dump_work
-from tests.cluster.leases import acquired, backend, owner
+from tests.cluster.leases import (
+    LIMIT_S,
+    ONE,
+    RBAC,
+    acquired,
+    backend,
+    released,
+    requested,
+    small_with,
+    whole,
+)
 from tests.cluster.queues import quota
 from tests.testbed.faults import KubernetesFaults
 from tests.waiting import eventually_async
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(1200)]
 
-RBAC = Path(__file__).parents[2] / "deploy" / "gke" / "rbac.yaml"
-ONE = SliceSpec.of("v4", "2x2x2")
-#: What only a hang takes.
-LIMIT_S = 600.0
-
-
-def schedule() -> Schedule:
-    phases = ("queued", "provisioning", "labelled", "starting", "running")
-    return Schedule.start(dict.fromkeys(phases, LIMIT_S))
-
-
-async def requested(gke: GkeBackend, lease: SliceLease, command: str) -> JobRequest:
-    """As the operator makes it, for a command that each host runs in a shell."""
-    attempt = await begin(gke, lease, owner("work"), 0, schedule=schedule(), say=print)
-    environment = await runtime_env_with(gke, lease, None, None, schedule=schedule(), say=print)
-    work = CommandWork.of(argv=["sh", "-c", command], spec=ONE, start_timeout_s=LIMIT_S)
-    return JobRequest(attempt=attempt, work=dump_work(work), runtime_env=environment, schedule=schedule(), poll_s=0.5)
-
-
-async def released(gke: GkeBackend, lease: SliceLease) -> None:
-    await give_back(gke, lease, by=datetime.now(UTC) + timedelta(minutes=3), say=print, poll_s=0.5)
-
 
 async def at_work(gke: GkeBackend, lease: SliceLease, lines: list[str]) -> tuple[JobRequest, asyncio.Task[Any]]:
     """A command that runs for long, once it runs; what it prints goes to ``lines``."""
-    request = await requested(gke, lease, "echo at work; sleep 900")
+    request = await requested(gke, lease, "sh", "-c", "echo at work; sleep 900")
     working = asyncio.create_task(run_job(gke, lease, request, emit=lines.append, say=print))
 
     async def runs() -> bool:
@@ -67,8 +49,8 @@ async def at_work(gke: GkeBackend, lease: SliceLease, lines: list[str]) -> tuple
 
 async def runs_once_more(gke: GkeBackend, lease: SliceLease, lines: list[str]) -> None:
     """What the retry of a task does once the lease is whole again, and the release after it."""
-    await wait_whole(gke, lease, schedule=schedule(), say=print)
-    again = await requested(gke, lease, "echo once more")
+    await whole(gke, lease)
+    again = await requested(gke, lease, "echo", "once more")
     result = await run_job(gke, lease, again, emit=lines.append, say=print)
     assert len(result["hosts"]) == 2
     assert sum("once more" in line for line in lines) == 2
@@ -81,25 +63,29 @@ async def test_work_whose_head_stays_away_ends_as_preempted_and_its_retry_waits_
     """F22: not after the deadline for running, for which the slices would be paid."""
     cluster = any_queued_slice
     with cluster.namespace("gke-headless") as namespace:
-        gke = backend(cluster.kubeconfig_for(RBAC, namespace), namespace=namespace)
-        lease = await acquired(gke, "headless", ONE)
-        await wait_whole(gke, lease, schedule=schedule(), say=print)
+        # Its head alone comes to these nodes by a label that is taken away: others' pods find them as before.
+        plain, mark = "!cloud.google.com/gke-tpu-accelerator", f"raytpu.test/{namespace}"
+        options = small_with(head_template={"nodeSelector": {mark: "true"}})
+        gke = backend(cluster.kubeconfig_for(RBAC, namespace), namespace=namespace, **options)
         lines: list[str] = []
-        request, working = await at_work(gke, lease, lines)
-        with cluster.no_node_fits("!cloud.google.com/gke-tpu-accelerator"):
-            (head,) = cluster.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=head").items
-            cluster.core.delete_namespaced_pod(head.metadata.name, namespace)
-            with pytest.raises(Preempted, match="or Ray its head") as ended:
-                await working
-            assert request.attempt.submission_id in str(ended.value)
-            # Also a look before the next change: only looks are sent again where a connection has idled for too long.
-            (head,) = cluster.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=head").items
-            assert head.spec.node_name is None
-            report = await gke.observe(lease)
-            assert report.lost
-            assert not report.stands
-            assert "waits for a node: 0/" in report.describe()
-        await runs_once_more(gke, lease, lines)
+        with cluster.labelled(plain, mark):
+            lease = await acquired(gke, "headless", ONE)
+            await whole(gke, lease)
+            request, working = await at_work(gke, lease, lines)
+        (head,) = cluster.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=head").items
+        cluster.core.delete_namespaced_pod(head.metadata.name, namespace)
+        with pytest.raises(Preempted, match="or Ray its head") as ended:
+            await working
+        assert request.attempt.submission_id in str(ended.value)
+        # Also a look before the next change: only looks are sent again where a connection has idled for too long.
+        (head,) = cluster.core.list_namespaced_pod(namespace, label_selector="ray.io/node-type=head").items
+        assert head.spec.node_name is None
+        report = await gke.observe(lease)
+        assert report.lost
+        assert not report.stands
+        assert "waits for a node: 0/" in report.describe()
+        with cluster.labelled(plain, mark):
+            await runs_once_more(gke, lease, lines)
 
 
 async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_when_the_quota_is_back(
@@ -112,7 +98,7 @@ async def test_work_that_kueue_preempts_ends_as_preempted_and_its_retry_runs_whe
         important = backend(kubeconfig, namespace=namespace, queue=queue.name, queue_priority=queue.priority)
 
         lease = await acquired(gke, "low", ONE)
-        await wait_whole(gke, lease, schedule=schedule(), say=print)
+        await whole(gke, lease)
         lines: list[str] = []
         request, working = await at_work(gke, lease, lines)
 
