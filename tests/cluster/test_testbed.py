@@ -10,7 +10,7 @@ import pytest
 
 pytest.importorskip("kubernetes", reason="the testbed needs the extra `dev`")
 
-from tests.cluster.manifests import plain_pod, ray_cluster
+from tests.cluster.manifests import host_pod, plain_pod, ray_cluster
 from tests.cluster.traces import Traces, alive, assert_gone, cgroups_of, owned_by_another, processes_of
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
@@ -19,11 +19,15 @@ from tests.testbed.ray_view import ray_labels
 pytestmark = [pytest.mark.cluster, pytest.mark.usefixtures("built"), pytest.mark.timeout(1200)]
 
 
-@pytest.mark.parametrize("end", ["the owner is killed", "Ctrl-C", "the keeper is killed"])
-def test_a_run_that_ends_by_force_leaves_neither_nodes_nor_pods(end: str) -> None:
+@pytest.mark.parametrize(
+    ("end", "node"),
+    [("the owner is killed", "cpu"), ("Ctrl-C", "cpu"), ("the keeper is killed", "v4-2x2x1")],
+)
+def test_a_run_that_ends_by_force_leaves_neither_nodes_nor_pods(end: str, node: str) -> None:
     before = Traces.now()
-    with owned_by_another("cpu") as (owner, testbed):
-        testbed.core.create_namespaced_pod("default", plain_pod("busy"))
+    with owned_by_another(node) as (owner, testbed):
+        pod = plain_pod("busy") if node == "cpu" else host_pod("busy", topology="2x2x1")
+        testbed.core.create_namespaced_pod("default", pod)
         wait_until(
             lambda: testbed.core.read_namespaced_pod("busy", "default").status.phase == "Running", 60, "it does not run"
         )

@@ -33,12 +33,11 @@ class Traces:
     links: frozenset[str]
     mounts: frozenset[str]
     namespaces: frozenset[str]
-    rules: str
+    rules: tuple[str, ...]
     folders: frozenset[str]
 
     @classmethod
     def now(cls) -> Traces:
-        rules = subprocess.run(["iptables-save", "-t", "nat"], capture_output=True, text=True, check=True).stdout
         return cls(
             links=frozenset(path.name for path in Path("/sys/class/net").iterdir()),
             mounts=frozenset(
@@ -47,13 +46,27 @@ class Traces:
                 if "kubelet" in line or "testbed" in line
             ),
             namespaces=frozenset(path.name for path in Path("/run/netns").glob("*")),
-            rules="\n".join(line for line in rules.splitlines() if not line.startswith(("#", ":"))),
+            rules=(*_rules("iptables-save"), *_rules("ip6tables-save")),
             folders=frozenset(
                 path
                 for path in ("/var/lib/kubelet", "/var/lib/cni", "/opt/containerd", "/run/containerd")
                 if Path(path).exists()
             ),
         )
+
+
+def _rules(command: str) -> Iterator[str]:
+    """Every rule and chain of every table, but for the chains that a table has as soon as somebody looks at it."""
+    table = ""
+    for line in subprocess.run([command], capture_output=True, text=True, check=True).stdout.splitlines():
+        if line.startswith("*"):
+            table = line
+        elif line.startswith(":"):
+            chain, policy, _counters = line.split()
+            if policy != "ACCEPT":
+                yield f"{command} {table} {chain} {policy}"
+        elif line.startswith("-"):
+            yield f"{command} {table} {line}"
 
 
 def processes_of(testbed: Testbed) -> list[psutil.Process]:
