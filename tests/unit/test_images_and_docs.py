@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import yaml
 from raytpu_ops.backends.gke.manifest import ray_cluster
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
+from raytpu_ops.backends.local import LocalBackend
 from raytpu_ops.backends.tpu_vm.settings import Settings as TpuVm
 from raytpu_ops.cli.doctor import Check, _sign
 from raytpu_ops.hooks.google_cloud import CLOUD_KEYS
@@ -91,6 +93,14 @@ GOOGLE = {"Who acts": CLOUD_KEYS, "Node pools": NodePools.model_fields, "TPU VMs
 def test_options_of_google_are_documented_each_once_and_nothing_else(heading: str):
     section = (ROOT / "docs" / "google.md").read_text().split(f"\n## {heading}\n")[1].split("\n## ")[0]
     assert sorted(re.findall(r"^\| `([a-z_]+)` \|", section, re.MULTILINE)) == sorted(GOOGLE[heading])
+
+
+def test_options_of_the_local_backend_are_documented_with_their_defaults():
+    options = {name: one.default for name, one in signature(LocalBackend).parameters.items() if name != "ray_start"}
+    rows = re.findall(r"^\| `([a-z_]+)` \| (\S+)", (ROOT / "docs" / "local.md").read_text(), re.MULTILINE)
+    assert sorted(name for name, _ in rows) == sorted(options)
+    for name, default in rows:
+        assert default == str(options[name]) or not isinstance(options[name], int)
 
 
 def test_each_rung_and_each_class_of_failure_of_google_is_documented():

@@ -5,8 +5,10 @@ Pure: nobody is asked. Not here: what Google says of it beforehand (``google/pre
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from typing import Any
 
 from raytpu_ops.backends.base import Plan
 from raytpu_ops.backends.gke import manifest as manifests
@@ -17,6 +19,9 @@ from raytpu_ops.backends.ladder import check_queue
 from raytpu_ops.tpu.capacity import FLEX_START_LIMIT, AnyCapacity, FlexStart, Queued
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.spec import SliceSpec
+
+#: An image of Ray's that is for CPUs.
+_RAYS_OWN = re.compile(r"(docker\.io/)?rayproject/ray:(?!.*tpu)")
 
 
 def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> Plan:
@@ -29,8 +34,7 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
     shape.check_reserved()
     made = options is not None and not options.reuse
     _check(spec, ladder, options)
-    nodes = own_nodes("plan", ladder) if options is not None else None
-    manifests.ray_cluster("plan", spec, ladder[0], settings, nodes)  # refuses what cannot work
+    manifest_of(spec, ladder, settings)  # refuses what cannot work
     creates = [
         f"1 RayCluster in namespace {settings.namespace} with {settings.image}",
         "1 head pod",
@@ -45,8 +49,17 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
         ladder=list(ladder),
         lease_for=lease_for,
         creates=creates,
-        notes=[note for note in _notes(spec, ladder, settings, lease_for) if note],
+        notes=[note for note in (*_notes(spec, ladder, settings, lease_for), _without_jax(settings.image)) if note],
     )
+
+
+def manifest_of(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings) -> Mapping[str, Any]:
+    """The RayCluster, but for names that follow from an owner.
+
+    :raises InvalidSpec: a template that breaks it.
+    """
+    nodes = own_nodes("plan", ladder) if settings.node_pools is not None else None
+    return manifests.ray_cluster("plan", spec, ladder[0], settings, nodes)
 
 
 def _check(spec: SliceSpec, ladder: Sequence[AnyCapacity], options: NodePools | None) -> None:
@@ -92,6 +105,13 @@ def _short(rung: FlexStart | Queued, lease_for: timedelta) -> str:
     if runs >= lease_for:
         return ""
     return f"{rung.kind} hosts are taken back after {runs}, the lease is for {lease_for}"
+
+
+def _without_jax(image: str) -> str:
+    """That no training with JAX runs in Ray's own image as it is."""
+    if not _RAYS_OWN.match(image):
+        return ""
+    return f"{image} has no JAX: training needs an image with it, or runtime_env={{'pip': ['jax[tpu]', …]}} in the task"
 
 
 def _notes(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:

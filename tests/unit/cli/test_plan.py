@@ -23,6 +23,10 @@ from tests.google_fake import GoogleFake
 from tests.google_fake.fake import CLUSTER, PROJECT, ZONE
 
 RUNNER = CliRunner()
+NO_JAX = (
+    "rayproject/ray:2.60.0-py311 has no JAX: training needs an image with it, or runtime_env={'pip': ['jax[tpu]', …]} "
+    "in the task"
+)
 #: Has a plan in it, and what it prints.
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "google.md"
 
@@ -70,6 +74,7 @@ class TestWithoutACloud:
             "2 GKE node pools in us-east5-b, each of 4 ct6e-standard-4t nodes",
         ]
         assert found["notes"] == [
+            NO_JAX,
             "32 chips for at most 24 h are 768 chip-hours, 2,073.60 at 2.7 each; less where the lease is released "
             "earlier",
             "Google was not asked: no cluster is named: pass --cluster",
@@ -83,11 +88,12 @@ class TestWithoutACloud:
         ]
         assert len(found["names"]) == 1
         assert found["notes"] == [
+            NO_JAX,
             "8 chips for at most 24 h are 192 chip-hours, 384.00 at 2 each; less where the lease is released earlier",
             "nobody was asked about permissions, reservations, quota and zones: --cluster and --zone plan node pools "
             "and ask Google, --conn-id plans by an Airflow connection",
         ]
-        [unasked] = plan("v6e", "--topology", "4x4")["notes"]
+        [_, unasked] = plan("v6e", "--topology", "4x4")["notes"]
         assert unasked.startswith("nobody was asked about permissions, reservations, quota, zones and cost: ")
         assert unasked.endswith("; --price-per-chip-hour counts")
         found = plan("v5e", "--topology", "1x1", "--zone", "us-west4-a")
@@ -95,6 +101,14 @@ class TestWithoutACloud:
             "1 host pod: 1 x v5e 1x1 (ct5lp-hightpu-1t), 1 chip on each host",
             "1 GKE node pool in us-west4-a, of 1 ct5lp-hightpu-1t node",
         ]
+
+    def test_an_image_without_jax_is_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Else the chips come, and the first training fails: No module named 'jax'."""
+        words = ("v6e", "--topology", "4x4", "--conn-id", "tpus")
+        for image, has in ((None, False), ("rayproject/ray:2.60.0-py311-tpu", True), ("me/rayproject-ray:1", True)):
+            extra = {"backend": "gke", "kubeconfig": "/k", **({"image": image} if image else {})}
+            monkeypatch.setenv("AIRFLOW_CONN_TPUS", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+            assert (NO_JAX not in notes(*words)) == has
 
     @pytest.mark.parametrize("more", [(), ("--zone", "us-east5-b")])
     def test_flex_start_that_ends_before_the_lease_is_said(self, more: tuple[str, ...]) -> None:
