@@ -24,14 +24,14 @@ def test_a_node_pool_comes_and_goes(google: GoogleFake, gke: container_v1.Cluste
     assert gke.get_node_pool(name=name).status == Status.PROVISIONING
     assert gke.get_operation(name=full).status == container_v1.Operation.Status.RUNNING
 
-    google.advance(120)
+    google.advance(200)
     assert gke.get_node_pool(name=name).status == Status.RUNNING
     assert gke.get_operation(name=full).status == container_v1.Operation.Status.DONE
-    assert [one.name for one in gke.list_node_pools(parent=CLUSTER).node_pools] == ["pool-s0"]
+    assert [one.name for one in gke.list_node_pools(parent=CLUSTER).node_pools] == ["default-pool", "pool-s0"]
 
     gke.delete_node_pool(name=name)
     assert google.node_pools()[name].status == Status.STOPPING
-    google.advance(120)
+    google.advance(200)
     with pytest.raises(exceptions.NotFound, match="Not found"):
         gke.get_node_pool(name=name)
     assert google.node_pools() == {}
@@ -73,7 +73,7 @@ def test_a_queued_resource_comes_and_goes(google: GoogleFake, tpu: tpu_v2.TpuCli
     assert [len(node.network_endpoints) for node in nodes] == [2, 2]
     assert tpu.get_node(name=nodes[0].name).queued_resource == name
 
-    with pytest.raises(exceptions.FailedPrecondition, match="force"):
+    with pytest.raises(exceptions.FailedPrecondition, match="not supported when state is ACTIVE"):
         tpu.delete_queued_resource(name=name)
     gone = tpu.delete_queued_resource(request={"name": name, "force": True})
     google.advance(60)
