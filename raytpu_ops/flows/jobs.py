@@ -8,14 +8,14 @@ makes the next one.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from raytpu_ops.backends.base import Backend, Say
-from raytpu_ops.flows.leases import reach, stands, wait_whole
+from raytpu_ops.flows.leases import reach, wait_whole
 from raytpu_ops.ray.client import RayClient
 from raytpu_ops.ray.follow import follow_job
 from raytpu_ops.ray.states import JobInfo, JobStatus, JobSubmission
@@ -23,7 +23,7 @@ from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.naming import submission_id, submission_prefix
-from raytpu_ops.tpu.work import ENTRYPOINT, WORK_VARIABLE
+from raytpu_ops.tpu.work import ENTRYPOINT, WORK_VARIABLE, load_work
 
 #: How long a stop may take before the flow goes on; Ray gives a driver a few seconds to end by itself.
 STOP_WITHIN = timedelta(seconds=60)
@@ -141,6 +141,10 @@ async def run_job(
     :raises RayTpuError: the verdict's own class: user code, preemption, a deadline, a stop.
     """
     name, schedule = request.attempt.submission_id, request.schedule
+    slices_wanted = load_work(request.work).spec.num_slices
+
+    async def stands(slices: Collection[str]) -> bool:
+        return (await backend.observe(lease)).stands_under(slices, slices_wanted)
 
     async def submit() -> JobInfo | None:
         await client.submit_job(request.submission(lease))
@@ -166,7 +170,7 @@ async def run_job(
             running=schedule.deadlines.running,
             emit=emit,
             on_progress=say,
-            slices_whole=lambda: stands(backend, lease),
+            slices_whole=stands,
             on_position=on_position,
             skip_lines=skip_lines,
             poll_s=request.poll_s,

@@ -10,7 +10,8 @@ Not here: submitting and deploying.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+import functools
+from collections.abc import Awaitable, Callable, Collection
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Any
@@ -64,7 +65,7 @@ async def follow_job(
     expect_result: bool = True,
     on_progress: Say | None = None,
     on_position: Callable[[int], None] | None = None,
-    slices_whole: Callable[[], Awaitable[bool]] | None = None,
+    slices_whole: Callable[[Collection[str]], Awaitable[bool]] | None = None,
     skip_lines: int = 0,
     poll_s: float = 2.0,
     clock: Clock = utc_now,
@@ -80,12 +81,14 @@ async def follow_job(
         job counts as started once Ray calls it running.
     :param on_progress: takes a line whenever the state changes.
     :param on_position: told after each line that was emitted what to pass as ``skip_lines`` to go on behind it.
-    :param slices_whole: whether the job's slices still have their head and every host.
+    :param slices_whole: whether slices of these names, on which the job says that it runs, still have their head
+        and every host. While it has not said so there are none, and it may come to run on any.
     :param skip_lines: ``lines_emitted`` of an earlier call: lines before it are read, not emitted.
     :param poll_s: seconds between two looks at the state.
     :return: the outcome; a failure is a verdict, not an exception.
     :raises Misconfigured: Ray cannot be asked: the token, the address.
     """
+    slices: set[str] = set()
     follower = _JobFollower(
         client=client,
         name=submission_id,
@@ -95,7 +98,8 @@ async def follow_job(
         expect_result=expect_result,
         on_position=on_position,
         skip_lines=skip_lines,
-        health=Health(client, slices_whole, clock=clock),
+        slices=slices,
+        health=Health(client, functools.partial(slices_whole, slices) if slices_whole else None, clock=clock),
         clock=clock,
         sleep=sleep,
     )
@@ -124,6 +128,7 @@ class _JobFollower:
     expect_result: bool
     on_position: Callable[[int], None] | None
     skip_lines: int
+    slices: set[str]
     health: Health
     clock: Clock
     sleep: Sleep
@@ -215,6 +220,7 @@ class _JobFollower:
                     self.on_position(self.cursor.position)
         elif event.event == "started":
             self.started = self.started or event
+            self.slices.update(event.slices)
         else:
             self.ended = event
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field
 
 from raytpu_ops.tpu.deadlines import Phase
@@ -87,7 +89,22 @@ class Readiness(BaseModel):
     @property
     def stands(self) -> bool:
         """What runs on the slices may still have its head and all its hosts; one that is only late counts as there."""
-        return self.fatal is None and not self.headless and not self.broken and self.phase is Phase.LABELLED
+        return self.stands_under((), len(self.slices))
+
+    def stands_under(self, slices: Collection[str], count: int) -> bool:
+        """The same of work that has some of the slices, whatever becomes of the others.
+
+        :param slices: names of those that it has; one that the report lacks was replaced. Empty where nobody knows.
+        :param count: how many it asked for: while nobody knows which it has, so many must stand, or all there are.
+        """
+        if self.fatal is not None or self.headless or self.phase is Phase.QUEUED:
+            return False
+        standing = {s.name for s in self.slices if not s.broken and not self._is_made_anew(s)}
+        return standing.issuperset(slices) if slices else len(standing) >= min(count, len(self.slices))
+
+    def _is_made_anew(self, one: SliceReport) -> bool:
+        """Whether it is among those whose hosts are provisioned: where work ran on it, that is gone."""
+        return self.phase is Phase.PROVISIONING and len(one.hosts) < one.hosts_wanted
 
     @property
     def lost(self) -> bool:

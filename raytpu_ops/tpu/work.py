@@ -296,6 +296,13 @@ class Event(BaseModel):
     failure_class: FailureClass | None = None
     message: str = ""
 
+    @property
+    def slices(self) -> list[str]:
+        """Names of the slices that ``started`` work runs on, as Ray's labels have them; empty where it says none."""
+        hosts = self.data.get("workers") or self.data.get("hosts")
+        names = [host.get("slice") for host in hosts if isinstance(host, dict)] if isinstance(hosts, list) else []
+        return sorted({name for name in names if isinstance(name, str)})
+
 
 #: Begins a machine-readable line. Ray puts a prefix before whatever a worker prints, so only the
 #: driver can begin a line with it.

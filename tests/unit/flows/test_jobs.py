@@ -7,13 +7,14 @@ from typing import Any
 import pytest
 
 from raytpu_ops.flows.jobs import Attempt, JobRequest, begin, run_job, stop_epoch
+from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, JobStopped, Preempted, UserCodeFailed
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.naming import submission_id
-from raytpu_ops.tpu.readiness import Readiness, SliceReport
+from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
 from raytpu_ops.tpu.work import WORK_VARIABLE, Event, FunctionWork, dump_event, dump_work
 from tests.unit.flows.conftest import AWAY, BROKEN, LOST, SPEC, WAITING, WHOLE, schedule
-from tests.unit.ray.fake_ray import RESET, FakeJob, becomes
+from tests.unit.ray.fake_ray import HEAD, RESET, FakeJob, becomes, node_row
 
 ME = Owner(dag_id="d", run_id="r", task_id="train")
 WORK = dump_work(FunctionWork.of(function="m:f", spec=SPEC))
@@ -207,6 +208,56 @@ async def test_lines_that_an_earlier_run_emitted_are_not_emitted_again(ray, back
     await run_job(backend, lease, request(), skip_lines=2, **told.sinks)
 
     assert told.lines == ["three"]
+
+
+def two_slices(**changes: Any) -> Readiness:
+    """Both whole, but for what has become of the second one since."""
+    hosts = [HostReport(node_id=f"n{n}", address="", worker_id=n, chips=4, chips_free=0) for n in (0, 1)]
+    second = SliceReport(**{"name": "s1", "hosts_wanted": 2, "hosts": hosts, **changes})
+    return Readiness(slices=[SliceReport(name="s0", hosts_wanted=2, hosts=hosts), second], head_alive=True)
+
+
+PREEMPTED = two_slices(hosts=[], missing=["worker 0 has died", "worker 1 has died"], broken=True)
+MADE_ANEW = two_slices(hosts=[], missing=["pod 0 waits for a node"]).model_copy(update={"phase": Phase.PROVISIONING})
+
+
+@pytest.mark.parametrize("lost", [PREEMPTED, MADE_ANEW], ids=["preempted", "made anew by KubeRay"])
+@pytest.mark.parametrize(
+    ("where", "error"),
+    [(["s0"], UserCodeFailed), ([], UserCodeFailed), (["s1"], Preempted), (["s0", "s1"], Preempted)],
+    ids=["beside it", "nowhere yet", "on it", "on both"],
+)
+async def test_a_slice_that_is_lost_stops_only_what_runs_on_it(ray, backend, lease, monkeypatch, lost, where, error):
+    """A mapped sweep, or a job beside others: it needs as many slices as it asked for, and has those that it names."""
+    monkeypatch.setattr("raytpu_ops.ray.health.GRACE_S", 0.0)
+    monkeypatch.setattr("raytpu_ops.ray.health.CHECK_EVERY_S", 0.0)
+    ray.rows["nodes"] = [node_row(HEAD, "127.0.0.1", head=True)]
+    started = dump_event(Event(event="started", data={"hosts": [{"slice": name} for name in where]})) + "\n"
+    bug = dump_event(Event(event="failed", failure_class="UserCodeFailed", message="KeyError")) + "\n"
+    job = ray.jobs[name()] = FakeJob(status="RUNNING", log=started if where else "")
+    if error is UserCodeFailed:
+        job.at_each_look(*[becomes("RUNNING")] * 20, becomes("FAILED", bug))
+    backend.reports = [lost]
+    work = dump_work(FunctionWork.of(function="m:f", spec=SPEC.model_copy(update={"num_slices": max(1, len(where))})))
+
+    with pytest.raises(error):
+        await run_job(backend, lease, request(work=work), **Told().sinks)
+
+    assert job.stops == (error is Preempted)
+
+
+async def test_a_job_that_lacks_slices_before_it_has_any_is_stopped(ray, backend, lease, monkeypatch):
+    """It asked for both, and waits for hosts that are gone."""
+    monkeypatch.setattr("raytpu_ops.ray.health.GRACE_S", 0.0)
+    ray.rows["nodes"] = [node_row(HEAD, "127.0.0.1", head=True)]
+    job = ray.jobs[name()] = FakeJob(status="RUNNING")
+    backend.reports = [PREEMPTED]
+    work = dump_work(FunctionWork.of(function="m:f", spec=SPEC.model_copy(update={"num_slices": 2})))
+
+    with pytest.raises(Preempted):
+        await run_job(backend, lease, request(work=work), **Told().sinks)
+
+    assert job.stops == 1
 
 
 async def test_a_broken_slice_is_replaced_before_the_job_is_submitted(ray, backend, lease):

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import timedelta
 
+import pytest
+
 from raytpu_ops.tpu.errors import RemoteUnavailable
+from raytpu_ops.tpu.work import Event, dump_event
 from tests.unit.ray.fake_ray import RESET, FakeJob, becomes, node_row
 from tests.unit.ray.following import RESULT, STARTED, F, ends, failed
 
 
-async def whole() -> bool:
+async def whole(_: object) -> bool:
     return True
 
 
-async def broken() -> bool:
+async def broken(_: object) -> bool:
     return False
 
 
@@ -29,6 +33,46 @@ async def test_a_run_that_hangs_because_a_slice_lost_hosts_is_stopped_as_preempt
     assert ray.jobs["a-1"].status == "STOPPED"
 
 
+def started_on(kind: str, *names: str) -> str:
+    hosts = [{"slice": name, "worker_id": worker} for name in names for worker in (0, 1)]
+    return dump_event(Event(event="started", data={kind: hosts})) + "\n"
+
+
+@pytest.mark.parametrize("kind", ["workers", "hosts"])
+async def test_a_slice_that_the_job_is_not_on_may_break(follow, ray, kind):
+    """It goes on, and what its code raises meanwhile is its code's fault (F13 is about its own slices)."""
+    asked: list[list[str]] = []
+
+    async def two_is_broken(slices: Collection[str]) -> bool:
+        asked.append(sorted(slices))
+        return "s-2" not in slices
+
+    def run(*on: str) -> FakeJob:
+        job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=started_on(kind, *on))
+        return job.at_each_look(*[becomes("RUNNING")] * 100, becomes("FAILED", failed(F.USER_CODE_FAILED, "KeyError")))
+
+    job = run("s-0", "s-1")
+    assert ends(await follow(slices_whole=two_is_broken)) == ("failed", F.USER_CODE_FAILED)
+    assert job.stops == 0
+    assert asked[-1] == ["s-0", "s-1"]
+    job = run("s-0", "s-2")
+    assert ends(await follow(slices_whole=two_is_broken)) == ("failed", F.PREEMPTED)
+    assert job.status == "STOPPED"
+
+
+@pytest.mark.parametrize("data", [{}, {"workers": 3}, {"hosts": ["s-0", {"slice": 0}, {}]}])
+async def test_a_job_that_does_not_say_where_it_runs_may_be_anywhere(follow, ray, data):
+    asked: list[list[str]] = []
+
+    async def broken(slices: Collection[str]) -> bool:
+        asked.append(sorted(slices))
+        return False
+
+    ray.jobs["a-1"] = FakeJob(status="RUNNING", log=dump_event(Event(event="started", data=data)) + "\n")
+    assert ends(await follow(slices_whole=broken)) == ("failed", F.PREEMPTED)
+    assert asked[-1] == []
+
+
 async def test_the_driver_gets_a_while_to_say_by_itself_what_befell_it(follow, ray):
     job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
     job.at_each_look(*[becomes("RUNNING")] * 20, becomes("FAILED", failed(F.PREEMPTED, "worker 1 of s-0 died")))
@@ -41,7 +85,7 @@ async def test_the_driver_gets_a_while_to_say_by_itself_what_befell_it(follow, r
 async def test_a_blip_is_no_loss(follow, ray):
     answers = iter([True, False, False, True, False, True])
 
-    async def blinking() -> bool:
+    async def blinking(_: object) -> bool:
         return next(answers, True)
 
     job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)
@@ -86,7 +130,7 @@ async def test_a_head_that_is_gone_for_good_ends_it_long_before_the_deadline(fol
 async def test_a_head_that_is_back_within_the_grace_and_knows_the_job_ends_nothing(follow, ray, time):
     begun = time.now
 
-    async def back() -> bool:
+    async def back(_: object) -> bool:
         if time.now < begun + timedelta(seconds=20) or time.now > begun + timedelta(seconds=65):
             return True
         ray.fails("GET", RESET)
@@ -99,7 +143,7 @@ async def test_a_head_that_is_back_within_the_grace_and_knows_the_job_ends_nothi
 
 
 async def test_slices_that_nobody_can_judge_are_not_lost(follow, ray):
-    async def unknown() -> bool:
+    async def unknown(_: object) -> bool:
         raise RemoteUnavailable("x")
 
     job = ray.jobs["a-1"] = FakeJob(status="RUNNING", log=STARTED)

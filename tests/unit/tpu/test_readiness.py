@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.readiness import HostReport, Readiness, SliceReport
 
 
@@ -63,6 +64,50 @@ def test_nothing_of_what_ran_is_left_without_a_head():
     silent = Readiness(slices=[a_slice()])
     assert not silent.lost
     assert silent.stands
+
+
+@pytest.mark.parametrize(
+    ("slices", "count", "stand"),
+    [
+        (["s0"], 1, True),
+        (["s1"], 1, False),
+        (["s0", "s1"], 2, False),
+        (["s0", "s2"], 2, True),
+        (["s7"], 1, False),
+        ([], 1, True),
+        ([], 2, True),
+        ([], 3, False),
+        ([], 9, False),
+    ],
+)
+@pytest.mark.parametrize(
+    ("lost", "phase"),
+    [
+        ({"broken": True}, Phase.LABELLED),
+        ({"hosts": [a_host(0)], "missing": ["a pod waits for a node"]}, Phase.PROVISIONING),
+    ],
+    ids=["broken", "made anew"],
+)
+def test_what_runs_on_some_of_the_slices_stands_with_those(lost, phase, slices, count, stand):
+    """One that is not in the report any more has been replaced."""
+    report = Readiness(slices=[a_slice(), a_slice(name="s1", **lost), a_slice(name="s2")], head_alive=True, phase=phase)
+    assert report.stands_under(slices, count) is stand
+    assert not report.stands
+
+
+def test_all_of_the_slices_are_as_many_as_anybody_can_want():
+    assert Readiness(slices=[a_slice()], head_alive=True).stands_under([], 2)
+
+
+def test_slices_whose_hosts_are_only_late_stand():
+    """Ray may be silent, or a host's Ray may be starting again."""
+    report = Readiness(slices=[a_slice(hosts=[], missing=["none of its hosts has joined Ray"])])
+    assert report.stands_under(["s0"], 1)
+
+
+@pytest.mark.parametrize("gone", [{"fatal": "the head is dead"}, {"headless": True}, {"phase": Phase.QUEUED}])
+def test_nothing_stands_where_the_lease_as_a_whole_is_gone(gone):
+    assert not Readiness(slices=[a_slice()], head_alive=True, **gone).stands_under(["s0"], 1)
 
 
 def test_a_report_survives_json():

@@ -135,6 +135,15 @@ class TestEvents:
     def test_any_other_line_is_none(self, line):
         assert parse_event(line) is None
 
+    @pytest.mark.parametrize("kind", ["workers", "hosts"])
+    def test_the_slices_of_started_work_are_named_once_each(self, kind):
+        hosts = [{"slice": name, "worker_id": worker} for name in ("s1", "s0") for worker in (0, 1)]
+        assert Event(event="started", data={kind: hosts}).slices == ["s0", "s1"]
+
+    @pytest.mark.parametrize("data", [{}, {"workers": 3}, {"hosts": ["s0", {"slice": 0}, {}]}])
+    def test_work_that_names_no_slice_has_none(self, data):
+        assert Event(event="started", data=data).slices == []
+
     def test_a_newer_runtime_may_say_more(self):
         assert parse_event(EVENT_MARK + '{"event":"started","mood":"fine"}') == Event(event="started")
 
