@@ -19,6 +19,21 @@ from tests.google_fake.refusals import Code, Refusal
 Json = dict[str, Any]
 _NAME = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 _TOPOLOGY = re.compile(r"[0-9]+x[0-9]+x[0-9]+\Z")
+#: CPUs and GiB of machine types: "Plan TPUs in GKE" and "Machine families" in Google Cloud's documentation.
+_MACHINES = {
+    "ct4p-hightpu-4t": (240, 407),
+    "ct5lp-hightpu-1t": (24, 48),
+    "ct5lp-hightpu-4t": (112, 192),
+    "ct5lp-hightpu-8t": (224, 384),
+    "ct5p-hightpu-4t": (208, 448),
+    "ct6e-standard-1t": (44, 176),
+    "ct6e-standard-4t": (180, 720),
+    "ct6e-standard-8t": (180, 1440),
+    "tpu7x-standard-4t": (224, 960),
+    "e2-medium": (2, 4),
+    "e2-standard-4": (4, 16),
+    "e2-standard-8": (8, 32),
+}
 
 
 @dataclass(frozen=True)
@@ -186,7 +201,9 @@ class Compute:
     def _get_machine_type(self, names: Mapping[str, str], body: Json) -> Json:
         if f"{names['zone']}/{names['name']}" in self.lacks:
             raise _missing(_path(names, "zones", "machineTypes"))
-        return {"kind": "compute#machineType", "name": names["name"], "zone": names["zone"]}
+        cpus, memory = _MACHINES.get(names["name"], (0, 0))
+        size = {"guestCpus": cpus, "memoryMb": memory * 1024} if cpus else {}
+        return {"kind": "compute#machineType", "name": names["name"], "zone": names["zone"], **size}
 
     def _get_region(self, names: Mapping[str, str], body: Json) -> Json:
         quotas = self.quotas.get(names["region"], {})

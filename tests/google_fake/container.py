@@ -12,12 +12,23 @@ from google.cloud import container_v1 as gke
 
 from tests.google_fake import pool_rules, refusals
 from tests.google_fake.gate import Ask, Rpc
-from tests.google_fake.pool_life import OpType, Pools, Status
+from tests.google_fake.pool_life import Cluster, OpType, Pools, Status
 from tests.google_fake.refusals import Refusal
 
 
 class Container(Pools):
-    """The service."""
+    """The service.
+
+    :ivar came_with: pools that every cluster came with, beside those that are made, put and looked at.
+    :ivar provisions_itself: clusters make node pools for pods that fit nowhere.
+    """
+
+    came_with: tuple[gke.NodePool, ...] = (
+        gke.NodePool(
+            name="default-pool", status=Status.RUNNING, initial_node_count=1, config={"machine_type": "e2-standard-4"}
+        ),
+    )
+    provisions_itself = False
 
     @property
     def rpcs(self) -> Mapping[str, Rpc]:
@@ -50,13 +61,18 @@ class Container(Pools):
             locations=list(cluster.zones),
             endpoint=cluster.endpoint,
             master_auth={"cluster_ca_certificate": cluster.ca},
-            node_pools=list(cluster.pools.values()),
+            node_pools=self._pools(cluster),
+            autoscaling={"enable_node_autoprovisioning": self.provisions_itself},
             status=gke.Cluster.Status.RUNNING,
             current_master_version="1.34.1-gke.100",
         )
 
     def _list(self, request: gke.ListNodePoolsRequest) -> gke.ListNodePoolsResponse:
-        return gke.ListNodePoolsResponse(node_pools=list(self.cluster(request.parent).pools.values()))
+        return gke.ListNodePoolsResponse(node_pools=self._pools(self.cluster(request.parent)))
+
+    def _pools(self, cluster: Cluster) -> list[gke.NodePool]:
+        base = [gke.NodePool(one, locations=[cluster.zones[0]]) for one in self.came_with]
+        return [*base, *cluster.pools.values()]
 
     def _get(self, request: gke.GetNodePoolRequest) -> gke.NodePool:
         return self._find(request.name)[1]

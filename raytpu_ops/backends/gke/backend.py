@@ -26,7 +26,7 @@ from raytpu_ops.backends.gke.health import judged
 from raytpu_ops.backends.gke.looking import looked
 from raytpu_ops.backends.gke.node_pools import own_nodes
 from raytpu_ops.backends.gke.objects import PodView, lease_record
-from raytpu_ops.backends.gke.planning import planned
+from raytpu_ops.backends.gke.planning import manifest_of, planned
 from raytpu_ops.backends.gke.pool_leases import PoolLeases
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.queued import RequestView
@@ -123,7 +123,7 @@ class GkeBackend:
         addresses(self.settings, "plan", "https://kubernetes")  # refuses URLs that are none
         if self._pools is None:
             return found
-        notes = await self._pools.preflight(found)
+        notes = await self._pools.preflight(found, manifest_of(spec, ladder, self.settings))
         return found.model_copy(update={"notes": [*found.notes, *notes]})
 
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:

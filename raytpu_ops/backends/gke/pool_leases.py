@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.backends.base import Plan, Released, Say, silent
 from raytpu_ops.backends.gke.access import KubeAccess
@@ -24,6 +24,7 @@ from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.queued import RequestView, unasked
 from raytpu_ops.backends.gke.record import Record, parsed
+from raytpu_ops.backends.gke.room import head_notes, needs_of
 from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.backends.google.fields import is_zone, region_of
 from raytpu_ops.tpu import naming
@@ -115,17 +116,18 @@ class PoolLeases:
             f"'{location}-b'"
         )
 
-    async def preflight(self, plan: Plan) -> list[str]:
+    async def preflight(self, plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
         """What Google says beforehand.
 
+        :param manifest: of the RayCluster, whose pods need room.
         :return: notes, one line each.
         :raises Misconfigured: what is surely wrong.
         """
         from raytpu_ops.backends.google.preflight import preflight
         from raytpu_ops.backends.google.roles import GKE, WORKLOAD_POLICY
 
-        shape = plan.spec.shape
-        own = own_policy("plan", shape, self.options)
+        own = own_policy("plan", plan.spec.shape, self.options)
+        head, [hosts] = manifest["spec"]["headGroupSpec"], manifest["spec"]["workerGroupSpecs"]
         async with self._apis() as apis:
             cluster = self._cluster(apis.project)
             if self.options.reuse:
@@ -140,6 +142,8 @@ class PoolLeases:
                 lease_for=plan.lease_for,
                 project=cluster_parts(cluster)[0],
                 permissions=WORKLOAD_POLICY if own else (),
+                host=needs_of(hosts["template"]),
+                also=[lambda: head_notes(PoolsApi(apis, cluster), head["template"])],
                 price_per_chip_hour=self.options.price_per_chip_hour,
             )
 

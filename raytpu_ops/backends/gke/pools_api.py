@@ -13,6 +13,7 @@ from raytpu_ops.backends.gke.node_pools import Json, NodePoolView, OperationView
 from raytpu_ops.backends.gke.pool_settings import cluster_parts
 from raytpu_ops.backends.gke.record import RECORD
 from raytpu_ops.backends.google.enums import word_of
+from raytpu_ops.backends.google.machines import machine_type
 from raytpu_ops.backends.google.refusals import busy_with, is_absent, is_there_already
 from raytpu_ops.tpu.errors import RayTpuError
 
@@ -104,6 +105,15 @@ class PoolsApi:
                 return None
             raise
         return None
+
+    async def brings_nodes(self) -> bool:
+        """Whether GKE makes node pools by itself for pods that fit nowhere."""
+        found = await self._apis.ask(f"get cluster {self._name}", self._apis.container.get_cluster, name=self.cluster)
+        return bool(found.autoscaling.enable_node_autoprovisioning or found.autopilot.enabled)
+
+    async def machine(self, zone: str, name: str) -> Mapping[str, Any] | None:
+        """A machine type; see :func:`~raytpu_ops.backends.google.machines.machine_type`."""
+        return await machine_type(self._apis, self._project, zone, name)
 
     async def policy(self, region: str, name: str) -> Mapping[str, Any] | None:
         """A resource policy of Compute Engine; None only where Google says that it does not exist."""

@@ -7,11 +7,12 @@ Not here: names and shapes, which ``tpu/`` and the backends check without asking
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
 from raytpu_ops.backends.google.clients import GoogleApis
+from raytpu_ops.backends.google.machines import Needs, machine_type, tight, too_much
 from raytpu_ops.backends.google.price import cost_note
 from raytpu_ops.backends.google.refusals import is_absent, is_denied, is_nowhere
 from raytpu_ops.backends.google.roles import Role
@@ -40,6 +41,8 @@ async def preflight(
     project: str | None = None,
     permissions: Sequence[str] = (),
     runtime_version: str | None = None,
+    host: Needs | None = None,
+    also: Sequence[Callable[[], Awaitable[list[str]]]] = (),
     price_per_chip_hour: float | dict[str, float] | None = None,
 ) -> list[str]:
     """Check a plan against Google, a few calls side by side.
@@ -50,6 +53,8 @@ async def preflight(
     :param project: of the objects; default the access's own.
     :param permissions: needed on top of the role's (``roles.WORKLOAD_POLICY``).
     :param runtime_version: of TPU VMs; then it and the accelerator type are looked up in each zone.
+    :param host: what the pod of each host asks for.
+    :param also: looks of the backend's own, each of which brings notes.
     :param price_per_chip_hour: see ``price.py``.
     :return: notes, one line each.
     :raises Misconfigured: what is surely wrong, and what would be right.
@@ -67,10 +72,11 @@ async def preflight(
         if isinstance(rung, Reservation)
     ]
     if runtime_version is None:
-        looks += [_quota(apis, project, spec, ladder, zones), _machine_type(apis, project, spec, zones)]
+        looks += [_quota(apis, project, spec, ladder, zones), _machine_type(apis, project, spec, zones, host)]
     else:
         notes.append("quota was not checked: Cloud TPU has its own, by zone, which the Compute API does not show")
         looks.append(_offered(apis, project, spec, zones, runtime_version))
+    looks += [look() for look in also]
     # All of them, even where one fails: a permission that is missing explains what the others say.
     for found in await asyncio.gather(*looks, return_exceptions=True):
         if isinstance(found, BaseException):
@@ -204,20 +210,37 @@ async def _quota(
     return notes
 
 
-async def _machine_type(apis: GoogleApis, project: str, spec: SliceSpec, zones: Sequence[str]) -> list[str]:
+async def _machine_type(
+    apis: GoogleApis, project: str, spec: SliceSpec, zones: Sequence[str], host: Needs | None
+) -> list[str]:
     """What Compute Engine does not list for a zone, GKE makes no pools of there: "Invalid machine type … in zone"."""
-    what = f"machine type {spec.shape.machine_type}"
+    name = spec.shape.machine_type
+    what = f"machine type {name}"
     notes: list[str] = []
     without: list[str] = []
     for zone in zones:
-        path = f"projects/{project}/zones/{zone}/machineTypes/{spec.shape.machine_type}"
         try:
-            found = await apis.compute_or_none(path, f"get {what} in {zone}")
+            found = await machine_type(apis, project, zone, name)
         except RayTpuError as error:
             notes.append(f"{what} in {zone} was not checked: {error}")
             continue
-        without += [zone] if found is None else []
-    return [*notes, *_lacking("Compute Engine", what, without, zones)]
+        if found is None:
+            without.append(zone)
+        elif host is not None:
+            notes += _room(host, found, name)
+    return [*dict.fromkeys(notes), *_lacking("Compute Engine", what, without, zones)]
+
+
+def _room(host: Needs, machine: Mapping[str, Any], name: str) -> list[str]:
+    """A pod that does not fit would wait, and its chips be paid for, until a deadline."""
+    if excess := too_much(host, machine):
+        raise Misconfigured(
+            f"a host's pod asks for {' and '.join(excess)}, of which GKE keeps some: its {name} has no room for that; "
+            "ask for less in the option host, or in host_template"
+        )
+    return [
+        f"a host's pod asks for {one}: GKE and its own pods may leave less of a {name}" for one in tight(host, machine)
+    ]
 
 
 def _lacking(who: str, what: str, without: Sequence[str], zones: Sequence[str]) -> list[str]:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.cloud.container_v1 import ClusterManagerClient
 from google.cloud.tpu_v2 import TpuClient
 from typer.testing import CliRunner
 
@@ -208,6 +209,7 @@ class TestWithAConnection:
         found = notes("v4", "--topology", "2x2x2", "--conn-id", "vms", "--backend", "tpu_vm")
         assert "8 chips for at most 24 h are 192 chip-hours, 576.00 at 3 each" in found
         assert {call.method for call in google.calls} == {
+            "ListNodePools",
             "machineTypes.get",
             "reservations.get",
             "testIamPermissions",
@@ -235,16 +237,23 @@ class TestWithTheMachinesCredentials:
         for api, endpoint in google.endpoints.items():
             monkeypatch.setitem(access.PUBLIC, api, endpoint)
         monkeypatch.setattr(TpuClient, "_DEFAULT_ENDPOINT_TEMPLATE", google.endpoints["tpu"])
+        monkeypatch.setattr(ClusterManagerClient, "_DEFAULT_ENDPOINT_TEMPLATE", google.endpoints["container"])
 
     def test_the_documented_one_prints_what_is_documented(self, google: GoogleFake) -> None:
         [block] = re.findall(r"```console\n\$ raytpu (plan .*?)```", DOCUMENTED.read_text(), re.DOTALL)
         command, _, told = block.replace("\\\n", "").partition("\n")
+        google.add_cluster("projects/my-project/locations/us-east5/clusters/tpu", zones=["us-east5-b"])
         google.compute.add_reservation(
             "team-a", "ct6e-standard-4t", 16, zone="us-east5-b", project="my-project", in_use=10
         )
         result = RUNNER.invoke(cli.app, shlex.split(command), catch_exceptions=False, env={"COLUMNS": "200"})
         assert [line.rstrip() for line in result.output.splitlines()] == told.splitlines()
-        assert {call.method for call in google.calls} == {"machineTypes.get", "reservations.get", "testIamPermissions"}
+        assert {call.method for call in google.calls} == {
+            "ListNodePools",
+            "machineTypes.get",
+            "reservations.get",
+            "testIamPermissions",
+        }
 
     def test_tpu_vms(self, google: GoogleFake) -> None:
         words = ("v4", "--topology", "2x2x2", "--backend", "tpu_vm", "--zone", ZONE, "--capacity", "reservation=team-a")

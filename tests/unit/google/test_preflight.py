@@ -12,6 +12,7 @@ import pytest
 from raytpu_ops.backends.google import roles
 from raytpu_ops.backends.google.access import DefaultAccess
 from raytpu_ops.backends.google.clients import GoogleApis
+from raytpu_ops.backends.google.machines import Needs
 from raytpu_ops.backends.google.preflight import judged_reservation, preflight
 from raytpu_ops.backends.google.price import checked_price, cost_note
 from raytpu_ops.tpu.capacity import AnyCapacity, FlexStart, OnDemand, Reservation, Spot
@@ -25,6 +26,7 @@ V4 = SliceSpec.of("v4", "2x2x2", num_slices=2)
 V6E = SliceSpec.of("v6e", "4x4")
 REGION = "us-central2"
 DAY = timedelta(hours=24)
+GIB = 2**30
 
 
 @pytest.fixture
@@ -202,6 +204,30 @@ class TestMachineType:
             Misconfigured, match="no machine type ct4p-hightpu-4t in us-central2-a, us-central2-b: name"
         ):
             await gke(apis, zones=["us-central2-a", ZONE])
+
+    @pytest.mark.parametrize(
+        ("host", "said"),
+        [
+            (Needs(300, 32 * GIB), "a host's pod asks for 300 CPUs, it has 240, of which GKE keeps some"),
+            (Needs(240, 32 * GIB), "a host's pod asks for 240 CPUs, it has 240, of which GKE keeps some"),
+            (Needs(300, 512 * GIB), "300 CPUs, it has 240 and 512 GiB, it has 407 GiB, of which"),
+        ],
+        ids=str,
+    )
+    async def test_one_without_room_for_the_hosts_pod_is_refused(
+        self, apis: GoogleApis, host: Needs, said: str
+    ) -> None:
+        """Its chips would be paid for while the pod waits."""
+        with pytest.raises(Misconfigured, match=said):
+            await gke(apis, host=host)
+
+    async def test_one_with_little_room_for_it_is_a_note(self, apis: GoogleApis) -> None:
+        fits = await gke(apis, host=Needs(200, 360 * GIB))
+        assert await gke(apis, host=Needs(230, 400 * GIB), zones=["us-central2-a", ZONE]) == [
+            *fits,
+            "a host's pod asks for 230 CPUs, it has 240: GKE and its own pods may leave less of a ct4p-hightpu-4t",
+            "a host's pod asks for 400 GiB, it has 407 GiB: GKE and its own pods may leave less of a ct4p-hightpu-4t",
+        ]
 
     async def test_one_that_may_not_be_looked_at_is_a_note(self, google: GoogleFake, apis: GoogleApis) -> None:
         google.deny("compute.machineTypes.get")
