@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 pytest.importorskip("google.cloud.tpu_v2", reason="Google's clients are part of the extra `dev`")
+pytest.importorskip("airflow.providers.google.common.hooks.base_google", reason="needs the extra `google`")
 
 from raytpu_ops.backends.google.roles import TPU_VM
 from raytpu_ops.backends.tpu_vm.record import TOKEN
@@ -62,13 +63,13 @@ def vms(google: GoogleFake, storage: Path) -> BootsVms:
 
 @pytest.fixture(scope="module")
 def airflow(google: GoogleFake, storage: Path) -> Iterator[AirflowInstance]:
-    """An Airflow that is a service account to Google, by a key file."""
-    extra = {**small(), "project_id": PROJECT, "google_endpoints": google.endpoints}
-    connection = json.dumps({"conn_type": "ray_tpu", "extra": extra})
+    """An Airflow that is a service account to Google, by a key that stands in a connection."""
+    extra = {**small(), "gcp_conn_id": "accounting", "google_endpoints": google.endpoints}
+    key = {"keyfile_dict": json.dumps(google.key())}
     environment = {
-        "AIRFLOW_CONN_RAY_TPU_DEFAULT": connection,
+        "AIRFLOW_CONN_RAY_TPU_DEFAULT": json.dumps({"conn_type": "ray_tpu", "extra": extra}),
+        "AIRFLOW_CONN_ACCOUNTING": json.dumps({"conn_type": "google_cloud_platform", "extra": key}),
         "RAYTPU_DEMO_STORAGE": str(storage),
-        "GOOGLE_APPLICATION_CREDENTIALS": str(google.key_file(SESSION_DIR)),
         **google.environment,
     }
     home = SESSION_DIR / "vm-home"
@@ -118,6 +119,7 @@ def check(google: GoogleFake, vms: BootsVms, airflow: AirflowInstance, run: str)
     return found
 
 
+@pytest.mark.core
 def test_the_pipeline_runs_from_nothing_to_a_served_model_and_back(
     google: GoogleFake, vms: BootsVms, airflow: AirflowInstance
 ) -> None:
