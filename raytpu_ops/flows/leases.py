@@ -179,13 +179,16 @@ async def give_back(backend: Backend, lease: SliceLease, *, by: datetime, say: S
     :raises DeadlineExceeded: naming what is left, which still bills.
     """
     removed: list[str] = []
+    last = by
 
     def judge(released: Released) -> Pending | Done[Released]:
+        nonlocal last
         removed.extend(thing for thing in released.removed if thing not in removed)
         if not released.left:
             return Done(Released(removed=removed))
-        if released.held:
-            decider.enter(Phase.RELEASING, by + released.held)
+        # What held it up at an earlier look took its part of the time.
+        last = max(last, by + released.held)
+        decider.enter(Phase.RELEASING, last)
         return Pending(f"still there and billing: {'; '.join(released.left)}")
 
     decider: Wait[Released, Released] = Wait(

@@ -96,7 +96,7 @@ class _WantsSlices(RayTpuOperator):
         plan = self.run_flow(backend.plan(spec, rungs, lease_for=lease_for))
         for line in (*plan.creates, *plan.notes):
             self.log.info("Plan: %s", line)
-        return plan.model_copy(update={"deadlines": Deadlines.of(self.deadlines)})
+        return plan.model_copy(update={"deadlines": Deadlines.of(self.deadlines).over(plan.deadlines)})
 
     def _wanted(self) -> tuple[SliceSpec, list[AnyCapacity], timedelta]:
         spec = SliceSpec.of(

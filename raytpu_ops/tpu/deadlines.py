@@ -59,6 +59,13 @@ class Deadlines(Checked):
         """
         return cls() if value is None else read(cls, value, "deadlines")
 
+    def over(self, others: Self) -> Self:
+        """Those that were said, and of the others those that somebody else thinks right.
+
+        :param others: the defaults of whoever knows how long things take.
+        """
+        return others.model_copy(update={phase: getattr(self, phase) for phase in self.model_fields_set})
+
     def at(self, phase: Phase, start: datetime | None = None) -> datetime:
         """The instant, UTC, at which a phase that began at ``start`` (default: now) is over.
 

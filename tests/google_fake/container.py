@@ -103,6 +103,7 @@ class Container(Pools):
     def _delete(self, request: gke.DeleteNodePoolRequest) -> gke.Operation:
         cluster, pool = self._find(request.name)
         self._refuse_if_busy(cluster)
+        self._refuse_if_worked_on(request.name)
         pool.status = Status.STOPPING
         self._tell("shrunk", cluster, pool)
         operation = self._begin(cluster, OpType.DELETE_NODE_POOL, request.name)
@@ -114,6 +115,12 @@ class Container(Pools):
 
         self.clock.after(self.delays.delete, lambda: self._when_settled(cluster, pool, gone))
         return operation
+
+    def _refuse_if_worked_on(self, pool: str) -> None:
+        """However much the cluster does at once, it does one thing to a pool: prometheus/test-infra#84."""
+        for operation in self.operations.values():
+            if operation.status != gke.Operation.Status.DONE and operation.target_link.endswith(f"/v1/{pool}"):
+                raise refusals.busy_doing(operation.name, "creating a node pool", pool.split("/")[5])
 
     def _get_operation(self, request: gke.GetOperationRequest) -> gke.Operation:
         if request.name not in self.operations:

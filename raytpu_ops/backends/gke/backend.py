@@ -26,7 +26,7 @@ from raytpu_ops.backends.gke.health import judged
 from raytpu_ops.backends.gke.looking import looked
 from raytpu_ops.backends.gke.node_pools import own_nodes
 from raytpu_ops.backends.gke.objects import PodView, lease_record
-from raytpu_ops.backends.gke.planning import manifest_of, planned
+from raytpu_ops.backends.gke.planning import manifest_of, one_by_one, planned
 from raytpu_ops.backends.gke.pool_leases import PoolLeases
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.queued import RequestView
@@ -284,6 +284,7 @@ class GkeBackend:
                 await giving.tried(pools.requests(giving))
             await giving.tried(pools.kubernetes(giving))
             await giving.tried(pools.give_back(giving, lease))
+            giving.held += one_by_one(lease.spec.num_slices)
         return giving.released
 
     async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:

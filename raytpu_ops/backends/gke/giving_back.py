@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 
 from raytpu_ops.backends.base import Released
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import withdraw
 from raytpu_ops.backends.gke.claim import held_by
-from raytpu_ops.backends.gke.node_pools import NodePoolView
+from raytpu_ops.backends.gke.node_pools import TRIES_WITHIN, NodePoolView, is_making
 from raytpu_ops.backends.gke.objects import ClusterView, PodView
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.reconciling import remove_policy
@@ -45,6 +45,8 @@ class GivingBack:
     pools: list[str] = field(default_factory=list)
     #: What is left because it was refused: asking again does not change that.
     refused: list[str] = field(default_factory=list)
+    #: How much longer than usual it may take until all is gone.
+    held: timedelta = timedelta(0)
 
     @property
     def is_stuck(self) -> bool:
@@ -54,7 +56,7 @@ class GivingBack:
     @property
     def released(self) -> Released:
         """What this round did."""
-        return Released(removed=self.removed, left=self.left)
+        return Released(removed=self.removed, left=self.left, held=self.held)
 
     async def requests(self, api: KubeApi) -> None:
         """Google is asked for no more nodes."""
@@ -137,7 +139,9 @@ class GivingBack:
             await self.tried(self._node_pool(google, pool))
 
     async def _found(self, google: PoolsApi, names: Sequence[str]) -> list[NodePoolView]:
-        found = {pool.name: pool for pool in await google.pools() if pool.is_of(self.owner)}
+        pools = await google.pools()
+        self.held = TRIES_WITHIN if is_making(pools) else self.held
+        found = {pool.name: pool for pool in pools if pool.is_of(self.owner)}
         for name in names:
             if name in found:
                 continue

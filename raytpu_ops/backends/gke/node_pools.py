@@ -11,6 +11,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any, NamedTuple
 
 from raytpu_ops.backends.gke.manifest import POOL_LABEL, Nodes
@@ -34,6 +35,9 @@ _SCOPES = ["https://www.googleapis.com/auth/cloud-platform"]
 #: The states in which a pool will never be what was asked for, with and without one that goes.
 _FAILED = frozenset({"ERROR", "RUNNING_WITH_ERROR"})
 _LOST = _FAILED | {"STOPPING"}
+#: GKE tries that long to make a pool for which there are no machines ("Not all instances running in IGM after 35m…"),
+#: with some more, and deletes none on that cluster before it is through.
+TRIES_WITHIN = timedelta(hours=1)
 
 
 @dataclass(frozen=True)
@@ -310,6 +314,14 @@ def scene(
         running=tuple(running),
         failures=tuple(failures),
     )
+
+
+def is_making(pools: Sequence[NodePoolView]) -> bool:
+    """Whether GKE still makes one of the pools, whoever's it is: it may delete no other meanwhile.
+
+    :param pools: all of the cluster's.
+    """
+    return any(pool.status == "PROVISIONING" for pool in pools)
 
 
 def creations(operations: Sequence[OperationView], names: Sequence[str]) -> list[OperationView]:

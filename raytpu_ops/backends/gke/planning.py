@@ -17,9 +17,13 @@ from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.ladder import check_queue
 from raytpu_ops.tpu.capacity import FLEX_START_LIMIT, AnyCapacity, FlexStart, Queued
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.spec import SliceSpec
 
+#: What GKE takes as a rule to make a node pool, or to delete one, at least and at most. On many clusters it does one
+#: thing at a time.
+_A_QUICK_POOL, _A_POOL = timedelta(minutes=2), timedelta(minutes=4)
 #: An image of Ray's that is for CPUs.
 _RAYS_OWN = re.compile(r"(docker\.io/)?rayproject/ray:(?!.*tpu)")
 
@@ -48,9 +52,21 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
         spec=spec,
         ladder=list(ladder),
         lease_for=lease_for,
+        deadlines=_deadlines(spec) if made else Deadlines(),
         creates=creates,
         notes=[note for note in (*_notes(spec, ladder, settings, lease_for), _without_jax(settings.image)) if note],
     )
+
+
+def one_by_one(pools: int) -> timedelta:
+    """How much longer several node pools take than one."""
+    return max(pools - 1, 0) * _A_POOL
+
+
+def _deadlines(spec: SliceSpec) -> Deadlines:
+    """Those where no user says otherwise."""
+    usual, more = Deadlines(), one_by_one(spec.num_slices)
+    return Deadlines(provisioning=usual.provisioning + more, releasing=usual.releasing + more)
 
 
 def manifest_of(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings) -> Mapping[str, Any]:
@@ -114,6 +130,22 @@ def _without_jax(image: str) -> str:
     return f"{image} has no JAX: training needs an image with it, or runtime_env={{'pip': ['jax[tpu]', …]}} in the task"
 
 
+def _takes_long(spec: SliceSpec, ladder: Sequence[AnyCapacity]) -> list[str]:
+    """That node pools come, and go, one after the other."""
+    pools, granted = spec.num_slices, _deadlines(spec)
+    if pools == 1:
+        return []
+    time = (
+        f"{pools} node pools may come and go one after the other, each in two to four minutes: provisioning has "
+        f"{granted.provisioning}, releasing {granted.releasing}, where deadlines says nothing else"
+    )
+    short = [rung for rung in ladder if rung.within is not None and rung.within < pools * _A_QUICK_POOL]
+    return [
+        time,
+        *(f"{rung.kind}: within {rung.within} is short for {pools} node pools one after the other" for rung in short),
+    ]
+
+
 def _notes(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> list[str]:
     options = settings.node_pools
     short = [_short(rung, lease_for) for rung in ladder if rung.kind in ("flex_start", "queued")]
@@ -123,6 +155,7 @@ def _notes(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, l
         tried = ", then ".join(f"reservation {one.name}" if one.kind == "reservation" else one.kind for one in ladder)
         several = len(ladder) > 1 or len(options.zones) > 1
         notes = [f"tried in order: {tried}; each in every zone before the next"] if several else []
+        notes += _takes_long(spec, ladder)
         if spec.num_slices > 1 and any(rung.kind == "queued" for rung in ladder):
             notes.append("queued: each slice is granted by itself, and paid for until the last one is there")
         return [*notes, *short]

@@ -75,6 +75,8 @@ class TestWithoutACloud:
             "2 GKE node pools in us-east5-b, each of 4 ct6e-standard-4t nodes",
         ]
         assert found["notes"] == [
+            "2 node pools may come and go one after the other, each in two to four minutes: provisioning has 0:34:00, "
+            "releasing 0:19:00, where deadlines says nothing else",
             NO_JAX,
             "32 chips for at most 24 h are 768 chip-hours, 2,073.60 at 2.7 each; less where the lease is released "
             "earlier",

@@ -186,6 +186,14 @@ async def test_what_the_far_side_does_not_let_go_of_yet_has_more_time(backend, l
         await give_back(backend, lease, by=soon(-7201), say=print)
 
 
+async def test_time_that_was_given_once_is_not_taken_away_when_less_is_needed(backend, lease):
+    """The far side lets go late, and what is left then takes its time."""
+    going = Released(left=["node pool a is being deleted"], held=timedelta(minutes=4))
+    held = Released(left=["node pool a is PROVISIONING"], held=timedelta(hours=1))
+    backend.releases = [held, going, Released()]
+    assert await give_back(backend, lease, by=soon(-1800), say=print, poll_s=0.01) == Released()
+
+
 async def test_a_backend_that_does_not_say_whether_there_is_a_lease_is_waited_for_until_the_deadline(backend, lease):
     """However long it would try by itself."""
     backend.find = lambda owner: asyncio.Event().wait()

@@ -16,7 +16,7 @@ from raytpu_ops import ProvisionTpuSlicesOperator, RayServeOperator
 from raytpu_ops.backends.base import Plan, Released
 from raytpu_ops.operators.base import RayTpuOperator
 from raytpu_ops.tpu.capacity import OnDemand
-from raytpu_ops.tpu.deadlines import Schedule
+from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
@@ -134,6 +134,25 @@ def test_what_is_made_when_the_execution_timeout_comes_is_given_back(
     assert backend.made == []
     said = capsys.readouterr().out
     assert 0 <= said.find("Plan: 1 head with Ray") < said.find("made: head")
+
+
+def test_deadlines_that_the_author_does_not_give_are_those_that_the_backend_thinks_right(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with DAG("d", schedule=None):
+        task = ProvisionTpuSlicesOperator(
+            task_id="provision", generation="v4", topology="2x2x1", deadlines={"releasing": 60}
+        )
+    backend: Any = _TimesOut()
+    thought = Deadlines(provisioning=7200, releasing=7200)
+    plan = asyncio.run(backend.plan()).model_copy(update={"deadlines": thought})
+
+    async def planned(*_: object, **__: object) -> Plan:
+        return plan
+
+    monkeypatch.setattr(backend, "plan", planned)
+
+    assert task._plan(backend).deadlines == Deadlines(provisioning=7200, releasing=60)
 
 
 class Instance:

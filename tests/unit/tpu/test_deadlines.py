@@ -26,6 +26,14 @@ def test_one_phase_leaves_the_others():
     assert changed.model_copy(update={"running": Deadlines().running}) == Deadlines()
 
 
+@pytest.mark.parametrize("given", [None, {"running": 90}, Deadlines(running=90), {"running": Deadlines().running}])
+def test_what_nobody_said_is_left_to_others(given):
+    others = Deadlines(provisioning=7200, running=60)
+    both = Deadlines.of(given).over(others)
+    assert both.provisioning == others.provisioning
+    assert both.running == (Deadlines.of(given).running if given else others.running)
+
+
 def test_seconds_timedeltas_and_json_are_the_same():
     asked = Deadlines(queued=1.5, running=timedelta(days=3))
     assert Deadlines.of(json.loads(asked.model_dump_json())) == asked
