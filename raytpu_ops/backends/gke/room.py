@@ -13,8 +13,9 @@ from typing import Any
 from raytpu_ops.backends.gke.node_pools import NodePoolView
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.google.machines import Needs, too_much
-from raytpu_ops.tpu.errors import RayTpuError
+from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
 from raytpu_ops.tpu.shapes import catalogue
+from raytpu_ops.tpu.words import shown
 
 #: What sends a pod to nodes of the user's choice, of which a pool's description does not tell enough.
 _PLACED_BY = ("nodeSelector", "affinity", "tolerations", "nodeName")
@@ -24,15 +25,29 @@ def needs_of(template: Mapping[str, Any]) -> Needs:
     """What a pod asks for, all its containers together.
 
     :param template: of the pod, merged.
+    :raises InvalidSpec: a container asks for what is no amount.
     """
+    cpus = memory = 0.0
+    for container in template["spec"]["containers"]:
+        resources = container.get("resources") or {}
+        # What has a limit alone asks for that much.
+        asked = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
+        cpus += _amount(asked.get("cpu", 0), container["name"])
+        memory += _amount(asked.get("memory", 0), container["name"])
+    return Needs(cpus, memory)
+
+
+def _amount(value: object, container: str) -> float:
     # The one that reads Kubernetes' amounts; the extra `gke` brings it.
     from kubernetes.utils import parse_quantity  # type: ignore[import-untyped]
 
-    asked = [one.get("resources") or {} for one in template["spec"]["containers"]]
-    # What has a limit alone asks for that much.
-    wanted = [{**(one.get("limits") or {}), **(one.get("requests") or {})} for one in asked]
-    cpus, memory = (sum(float(parse_quantity(one.get(kind, 0))) for one in wanted) for kind in ("cpu", "memory"))
-    return Needs(cpus, memory)
+    try:
+        return float(parse_quantity(value))
+    except ValueError:
+        raise InvalidSpec(
+            f"container {container!r} asks for {shown(value)}: must be an amount as Kubernetes writes it, such as '4' "
+            "or '16Gi'"
+        ) from None
 
 
 async def head_notes(google: PoolsApi, template: Mapping[str, Any]) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from google.cloud.container_v1 import NodePool
 
-from raytpu_ops.tpu.errors import Misconfigured
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from tests.google_fake.fake import CLUSTER, ZONE
 from tests.unit.gke.pool_world import World
 
@@ -48,6 +48,13 @@ async def test_hosts_that_ask_for_more_than_their_machine_has_are_refused(world:
         Misconfigured, match=r"a host's pod asks for 300 CPUs, it has 240, .* ct4p-hightpu-4t has no room"
     ):
         await world.plan(world.backend(**options))
+
+
+@pytest.mark.parametrize("amount", ["lots", "8GiB", ""])
+async def test_what_is_no_amount_is_refused(world: World, amount: str):
+    main = {"name": "ray-worker", "resources": {"requests": {"memory": amount}}}
+    with pytest.raises(InvalidSpec, match=f"container 'ray-worker' asks for '{amount}': must be an amount"):
+        await world.plan(world.backend(host_template={"spec": {"containers": [main]}}))
 
 
 # The head
