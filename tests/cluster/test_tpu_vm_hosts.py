@@ -16,14 +16,20 @@ import pytest_asyncio
 
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.flows.leases import give_back, wait_whole
+from raytpu_ops.ray.client import RayClient
+from raytpu_ops.ray.credentials import BearerToken
 from raytpu_ops.tpu.capacity import Spot
 from raytpu_ops.tpu.deadlines import Schedule
+from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
+from raytpu_ops.tpu.spec import SliceSpec
+from tests.cluster.own_head import DASHBOARD_PORT, GCS_PORT, own_head
 from tests.cluster.vm_leases import backend, quick
 from tests.google_fake import Clock, GoogleFake, zone
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.vms import BootsVms
+from tests.session import SESSION_DIR
 from tests.unit.tpu_vm.conftest import SPEC, planned
 
 if why := zone.missing():
@@ -76,6 +82,37 @@ async def seen(backend: TpuVmBackend, lease: SliceLease, wanted: Callable[[Readi
             return report
         assert time.monotonic() < ends, f"{what}: {report.fatal or report.describe()}"
         await asyncio.sleep(1)
+
+
+async def test_hosts_join_a_head_that_the_user_started_and_leave_it_when_they_are_released(
+    google: GoogleFake, vms: BootsVms
+):
+    """With its token, which nobody joins without. The first test of this module: there is no other lease yet."""
+    folder, token = SESSION_DIR / "own", "the-token-of-the-users-own-head"
+    folder.mkdir()
+    dashboard = f"http://{vms.machine}:{DASHBOARD_PORT}"
+    own = backend(google, ray_head=f"{vms.machine}:{GCS_PORT}", dashboard_url=dashboard, ray_token=token)
+    owner = OWNER.model_copy(update={"task_id": "own"})
+
+    with own_head(vms.machine, token, folder):
+        granted = await own.acquire(planned(Spot(), SliceSpec.of("v4", "2x2x2")), owner)
+        try:
+            lease, report = await wait_whole(own, granted, schedule=Schedule.start(), say=print)
+            assert (lease.ray.address, report.ready) == (dashboard, True)
+            [one] = report.slices
+            assert [host.worker_id for host in one.hosts] == [0, 1]
+            assert vms.machine not in [host.address for host in one.hosts]
+            async with RayClient(dashboard, credentials=BearerToken("another")) as stranger:
+                with pytest.raises(RayTpuError, match="is not the cluster's"):
+                    await stranger.nodes()
+        finally:
+            by = Schedule.start().deadlines.at("releasing")  # type: ignore[arg-type]
+            await give_back(own, granted, by=by, say=print, poll_s=0.5)
+        assert not google.queued_resources()
+        assert not any(vms.status().values())
+        async with RayClient(dashboard, credentials=BearerToken(token)) as ray:
+            [head] = [node for node in await ray.nodes() if node.is_head]
+        assert head.alive
 
 
 async def test_ray_labels_every_host_from_the_metadata_server(google: GoogleFake, vms: BootsVms, lease: SliceLease):

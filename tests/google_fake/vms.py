@@ -48,6 +48,11 @@ class BootsVms:
 
     # What a test looks at and does
 
+    @property
+    def machine(self) -> str:
+        """The address by which VMs reach this machine."""
+        return self._zone.machine
+
     def log(self, node: str, worker: int = 0) -> str:
         """What a VM's startup script said.
 

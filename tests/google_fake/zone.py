@@ -110,6 +110,11 @@ class Zone:
         return f"{_NET}.{self._number}.{number + 10}"
 
     @property
+    def machine(self) -> str:
+        """The address by which VMs reach this machine."""
+        return f"{_NET}.{self._number}.1"
+
+    @property
     def gateway(self) -> str:
         """The zone's own address, which forwards nothing."""
         return f"{_NET}.{self._number}.254"
@@ -130,7 +135,7 @@ class Zone:
                 break
         else:
             raise TestbedFailed("no address is free for a zone")
-        for command in (f"addr add {_NET}.{self._number}.1/24 dev {name}", f"link set {name} up"):
+        for command in (f"addr add {self.machine}/24 dev {name}", f"link set {name} up"):
             subprocess.run(["ip", *command.split()], check=True)
 
 
