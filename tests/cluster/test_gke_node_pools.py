@@ -28,6 +28,7 @@ from tests.google_fake import Clock, GoogleFake, queued
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.boots import BootsNodes
 from tests.google_fake.fake import CLUSTER
+from tests.google_fake.pool_life import Delays
 from tests.leaks import Argv, leaks, marks
 from tests.session import SESSION_DIR
 from tests.testbed.client import Testbed
@@ -48,6 +49,7 @@ SPEED = 20.0
 @pytest.fixture(scope="module")
 def google(slices: Testbed) -> Iterator[GoogleFake]:
     with GoogleFake(clock=Clock(speed=SPEED)) as fake:
+        fake.container.delays = Delays(create=90, delete=60)  # real nodes take their time beside
         fake.boots_nodes(slices)
         yield fake
         assert fake.node_pools() == {}

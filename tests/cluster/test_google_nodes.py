@@ -17,6 +17,7 @@ from tests.cluster.manifests import host_pod
 from tests.google_fake import Clock, GoogleFake
 from tests.google_fake.access import FakeAccess
 from tests.google_fake.fake import CLUSTER, ZONE
+from tests.google_fake.pool_life import Delays
 from tests.testbed.client import Testbed
 from tests.testbed.faults import wait_until
 
@@ -30,6 +31,7 @@ Gke = container_v1.ClusterManagerClient
 @pytest.fixture
 def google(slices: Testbed) -> Iterator[GoogleFake]:
     with GoogleFake(clock=Clock(speed=20)) as fake:
+        fake.container.delays = Delays(create=90, delete=60)  # real nodes take their time beside
         fake.boots_nodes(slices)
         yield fake
     assert not [name for name in slices.nodes() if name.startswith("team-a")]

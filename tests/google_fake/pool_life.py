@@ -30,9 +30,9 @@ _SPECIFIC = gke.ReservationAffinity.Type.SPECIFIC_RESERVATION
 class Delays:
     """How long things take, seconds; of the order that GKE takes."""
 
-    create: float = 90
+    create: float = 180
     fail: float = 60
-    delete: float = 60
+    delete: float = 180
     scale_up: float = 60
 
 

@@ -23,11 +23,11 @@ from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, withdraw
 from raytpu_ops.backends.gke.claim import Claim
 from raytpu_ops.backends.gke.node_pools import Wanted, creations
-from raytpu_ops.backends.gke.objects import ClusterView, PodView
+from raytpu_ops.backends.gke.objects import ClusterView, PodView, first_hosts_since
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
-from raytpu_ops.backends.gke.queued import RequestView, check, consuming, is_queued
-from raytpu_ops.backends.gke.reconciling import Reconciler, refuse_strangers
+from raytpu_ops.backends.gke.queued import RequestView, check, consuming, granted_since, is_queued
+from raytpu_ops.backends.gke.reconciling import Reconciler
 from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record, read_record
 from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
 from raytpu_ops.tpu import naming
@@ -40,6 +40,18 @@ Json = dict[str, Any]
 
 #: Seconds between two looks at what Google makes; it takes minutes.
 POLL_S = 10.0
+
+
+@dataclass(frozen=True)
+class Entered(Pending):
+    """Not yet, and another phase has begun, with a deadline of its own.
+
+    :param phase: that phase.
+    :param by: its deadline, UTC.
+    """
+
+    phase: Phase
+    by: datetime
 
 
 @dataclass(frozen=True)
@@ -64,10 +76,17 @@ class Tools:
     ) -> Answer:
         """Look, and act, until it is done; safe to be done again.
 
-        :raises DeadlineExceeded: it is later than ``by``.
+        :param by: the deadline, UTC, of the phase with which it begins.
+        :raises DeadlineExceeded: it is later than that of the phase that it is in.
         """
+
+        def judge(seen: Pending | Done[Answer]) -> Pending | Done[Answer]:
+            if isinstance(seen, Entered):
+                decider.enter(seen.phase, seen.by)
+            return seen
+
         decider: Wait[Pending | Done[Answer], Answer] = Wait(
-            what, lambda seen: seen, deadline=by, phase=phase, poll_s=POLL_S, on_progress=self.say, clock=self.clock
+            what, judge, deadline=by, phase=phase, poll_s=POLL_S, on_progress=self.say, clock=self.clock
         )
         return await wait_async(look, decider, sleep=self.sleep)
 
@@ -82,7 +101,9 @@ class Granting:
     :param begin: makes the record of a lease that begins now.
     :param finish: goes on with a release that was killed, of the lease with that record.
     :param tools: what it is done with.
-    :ivar begun: the owner's RayCluster is this acquisition's, so what is there may be rolled back.
+    :ivar begun: the owner's RayCluster is this acquisition's, or may be, so what is there may be rolled back. Before
+        that it is none of its business: a lease may stand that somebody uses, and an API server that is away does not
+        say so.
     """
 
     def __init__(
@@ -103,10 +124,11 @@ class Granting:
     async def run(self, by: datetime) -> Record:
         """Climb until a step grants all pools.
 
-        :param by: until when the RayCluster has to be there, UTC.
+        :param by: until when the RayCluster has to be there, UTC, if no former one has to go first.
         :raises CapacityUnavailable: no step did.
         """
-        record = await self._tools.until(self._claim.what, self._start, by, Phase.STARTING)
+        gone_by = self._plan.deadlines.at(Phase.RELEASING, self._tools.clock())
+        record = await self._tools.until(self._claim.what, lambda: self._start(gone_by), by, Phase.STARTING)
         self.begun = True
         while record.pools is not None and not record.pools.granted:
             step = self._step(record)
@@ -126,17 +148,22 @@ class Granting:
 
     # The RayCluster
 
-    async def _start(self) -> Pending | Done[Record]:
+    async def _start(self, gone_by: datetime) -> Pending | Done[Record]:
         async with self._tools.kube() as kube:
             there = await kube.ray_cluster(self._claim.name)
+            self.begun = False  # what became of an apply whose answer got lost is known by now
             if there is not None:
                 found = self._claim.adopt(there)
-                if isinstance(found, Pending) and HOLD in ClusterView.of(there).finalizers:
+                if isinstance(found, Done):
+                    return found
+                left: list[str] = []
+                if HOLD in ClusterView.of(there).finalizers:
                     # What it has is told by its own record: options, and the cluster, may be others by now.
                     left = (await self._finish(read_record(there) or await self._first())).left
-                    return Pending("; ".join([found.description, *left]))
-                return found
+                # Its pools take minutes each, one after the other (F08).
+                return Entered("; ".join([found.description, *left]), Phase.RELEASING, gone_by)
             record = await self._first()
+            self.begun = True
             await kube.apply_ray_cluster(self._claim.written(record))
             return Done(record)
 
@@ -144,14 +171,15 @@ class Granting:
         record = await self._begin()
         names = [naming.node_pool_name(self._claim.owner, index) for index in range(self._plan.spec.num_slices)]
         sight = await self._tools.google.look()
-        refuse_strangers(sight.pools, names, self._claim.owner)
         # What failed before this lease began is none of its failures.
         spent = [one.name for one in creations(sight.operations, names) if one.failed]
         climb, step = Climb.start(record.granted_at), self._steps[0]
         assert step.zone is not None
         options = self._options.model_copy(update={"cluster": None})
         pools = Pools(cluster=self._tools.google.cluster, zone=step.zone, names=names, options=options, spent=spent)
-        return self._at(record.model_copy(update={"climb": climb, "pools": pools}))
+        record = self._at(record.model_copy(update={"climb": climb, "pools": pools}))
+        await self._reconciler(step, record).refuse_strangers(sight.pools)
+        return record
 
     def _at(self, record: Record) -> Record:
         """The record with what follows from the step that its climb is at."""
@@ -159,11 +187,14 @@ class Granting:
         if climb.step >= len(self._steps):
             return record
         step = self._steps[climb.step]
+        by = self._deadline(step, climb)
+        if step.rung.waits_in_queue:  # what is granted in its last minute comes later
+            by = self._plan.deadlines.at(Phase.PROVISIONING, by)
         changes = {
             "capacity": step.rung.model_dump(mode="json"),
             "pools": pools_of(record).model_copy(update={"zone": step.zone}),
             # The reaper leaves a lease alone that still climbs.
-            "expires_at": self._deadline(step, climb) + self._plan.lease_for,
+            "expires_at": by + self._plan.lease_for,
         }
         return record.model_copy(update=changes)
 
@@ -240,7 +271,13 @@ class Granting:
         check(asked, spec.shape.hosts, len(placed))
         waits = [f"pod {pod.name} {pod.words()}" for pod in hosts if not pod.is_placed][:1]
         why = "".join(f"; {words}" for words in [one.words() for one in asked] or waits)
-        return Pending(f"{len(placed)} of {spec.hosts} hosts are there{why}")
+        words = f"{len(placed)} of {spec.hosts} hosts are there{why}"
+        granted = granted_since(asked) if asked else first_hosts_since(hosts, spec.num_slices)
+        if granted is None:
+            return Pending(words)
+        # The queue's time is over, and its length does not count (F10).
+        begun = max(granted, _climb(record).begun)
+        return Entered(words, Phase.PROVISIONING, self._plan.deadlines.at(Phase.PROVISIONING, begun))
 
     def _reconciler(self, step: Step, record: Record) -> Reconciler:
         """One for each step: it remembers what Google named as the operation to wait for."""
@@ -269,8 +306,8 @@ class Granting:
         sight = await self._tools.google.look()
         async with self._tools.kube() as kube:
             there, record = await self._read(kube)
-            if _climb(record).step != step.number:
-                return Done(record)
+            if _climb(record).step != step.number or pools_of(record).granted:
+                return Done(record)  # another process has gone on
             if not ClusterView.of(there).suspended:
                 await self._write(kube, there, record, suspend=True)
                 return Pending("its pods are told to go")

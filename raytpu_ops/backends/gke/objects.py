@@ -66,6 +66,7 @@ class ClusterView:
     :param ready_workers: pods that are ready, as KubeRay counts.
     :param failure: why KubeRay cannot go on, in its words.
     :param climb: the kind of capacity that is being tried for its node pools, and where; empty where none is.
+    :param flex_start: its nodes come when they are free, and no request says how far that is.
     """
 
     name: str
@@ -82,6 +83,7 @@ class ClusterView:
     ready_workers: int
     failure: str
     climb: str
+    flex_start: bool
 
     @classmethod
     def of(cls, cluster: Json) -> ClusterView:
@@ -90,6 +92,7 @@ class ClusterView:
         found = conditions(status)
         failed = found.get("ReplicaFailure")
         head, whole = found.get("HeadPodReady"), found.get("RayClusterProvisioned")
+        record = read_record(cluster)
         return cls(
             name=metadata["name"],
             uid=metadata["uid"],
@@ -104,7 +107,8 @@ class ClusterView:
             provisioned=bool(whole and whole.true),
             ready_workers=int(status.get("readyWorkerReplicas") or 0),
             failure=f"{failed.reason}: {failed.message}" if failed and failed.true else str(status.get("reason") or ""),
-            climb=_climb(read_record(cluster)),
+            climb=_climb(record),
+            flex_start=record is not None and record.capacity.get("kind") == "flex_start",
         )
 
 
@@ -245,6 +249,20 @@ class PodView:
         if self.running_since is None:
             return f"has a node, its container does not run yet{ended}"
         return f"runs, and {'is not ready' if self.is_head else 'Ray has not labelled it'} yet{ended}"
+
+
+def first_hosts_since(hosts: Iterable[PodView], num_slices: int) -> datetime | None:
+    """Since when every slice has had a first host: all are granted then, and the others' nodes are on their way.
+
+    :param hosts: pods of hosts.
+    :return: None while a slice has none.
+    """
+    firsts: dict[int | None, datetime] = {}
+    for pod in hosts:
+        since = pod.scheduled.since if pod.scheduled is not None and pod.is_placed else None
+        if since is not None:
+            firsts[pod.replica] = min(since, firsts.get(pod.replica, since))
+    return max(firsts.values()) if firsts and len(firsts) >= num_slices else None
 
 
 @dataclass(frozen=True)

@@ -181,7 +181,11 @@ class PoolLeases:
         by: datetime,
         say: Say,
     ) -> Record:
-        """See :class:`~raytpu_ops.backends.gke.granting.Granting`; rolls back where it fails."""
+        """See :class:`~raytpu_ops.backends.gke.granting.Granting`; rolls back what it began or adopted where it fails.
+
+        What it could not even look at stays: it may be a lease in use. Where it is a climb that was begun before, the
+        next try goes on with it, and after the last one the release task or the reaper takes it.
+        """
         async with self.open() as google:
             tools = Tools(self._kube, google, self._clock, self._sleep, say)
             granting = Granting(
@@ -196,9 +200,11 @@ class PoolLeases:
             try:
                 return await granting.run(by)
             except RayTpuError as error:
-                # A request that was misconfigured from the start made nothing: what is there was there before.
-                if isinstance(error, Misconfigured) and not granting.begun:
-                    raise
+                if not granting.begun:  # it made nothing: what is there was there before
+                    if not isinstance(error, DeadlineExceeded):
+                        raise
+                    stays = f"what there is of lease {claim.name} stays for a retry, the release task or the reaper"
+                    raise DeadlineExceeded(f"{error}; {stays}") from error
                 left = await self._rolled_back(claim, plan, google, say)
                 if left:
                     raise type(error)(f"{error}; {left}") from error

@@ -184,6 +184,13 @@ def unasked(record: Record, requests: Sequence[RequestView]) -> list[str]:
     return [pool for name, pool in wanted(record).items() if is_queued(record) and (name, pool) not in asked]
 
 
+def granted_since(requests: Sequence[RequestView]) -> datetime | None:
+    """Since when all of them have been granted; None while one has not, or GKE does not say."""
+    told = [one.provisioned.since if one.provisioned else None for one in requests]
+    known = [since for since in told if since is not None]
+    return max(known) if known and len(known) == len(told) else None
+
+
 def check(requests: Sequence[RequestView], hosts: int, placed: int) -> None:
     """Refuse to wait for what will not come.
 

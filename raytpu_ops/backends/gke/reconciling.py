@@ -8,7 +8,8 @@ Not here: what the views mean (``node_pools.py``), how often and how long (``gra
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from raytpu_ops.backends.gke.node_pools import (
     DIGEST,
@@ -39,6 +40,16 @@ class Reconciler:
         self._wanted, self._google = wanted, google
         #: The operation that Google named as the one to wait for (F04).
         self._busy = ""
+
+    async def refuse_strangers(self, pools: Sequence[NodePoolView]) -> None:
+        """Before anything is made, refuse what can't be made because somebody else has its name.
+
+        :param pools: all of the cluster's.
+        :raises Misconfigured: a pool, or the workload policy that they need, was not made for the owner.
+        """
+        refuse_strangers(pools, self._wanted.names, self._wanted.owner)
+        if self._wanted.own_policy is not None:
+            await self._found_policy(self._wanted.own_policy)
 
     async def round(
         self, sight: Sight, record: str, spent: Sequence[str], *, may_create: bool = True, others: Sequence[str] = ()
@@ -116,18 +127,26 @@ class Reconciler:
         name, wanted = self._wanted.own_policy, self._wanted
         if name is None:
             return ""
-        region = region_of(wanted.zone)
-        there = await self._google.policy(region, name)
+        there = await self._found_policy(name)
         if there is None:
-            await self._google.create_policy(region, name, wanted.shape.topology, mark(wanted.owner))
+            await self._google.create_policy(region_of(wanted.zone), name, wanted.shape.topology, mark(wanted.owner))
             return f"workload policy {name} is being made"
-        if mark(wanted.owner) not in str(there.get("description")):
-            raise Misconfigured(
-                f"resource policy {name} in {region} exists and was not made for {wanted.owner.key}: delete it, or "
-                "name it in node_pools.workload_policy"
-            )
         status = there.get("status", "READY")
         return "" if status == "READY" else f"workload policy {name} is {status}"
+
+    async def _found_policy(self, name: str) -> Mapping[str, Any] | None:
+        """The owner's workload policy; None where there is none of that name.
+
+        :raises Misconfigured: it was not made for the owner.
+        """
+        region, owner = region_of(self._wanted.zone), self._wanted.owner
+        there = await self._google.policy(region, name)
+        if there is not None and mark(owner) not in str(there.get("description")):
+            raise Misconfigured(
+                f"resource policy {name} in {region} exists and was not made for {owner.key}: delete it, or name it in "
+                "node_pools.workload_policy"
+            )
+        return there
 
 
 def refuse_strangers(pools: Sequence[NodePoolView], names: Sequence[str], owner: Owner) -> None:

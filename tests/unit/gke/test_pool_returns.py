@@ -401,7 +401,7 @@ async def test_where_nobody_may_look_the_leases_pools_are_deleted_by_name(world:
     released = await world.backend().release(lease)
     assert f"node pool {POOLS[1]} was told to go if it is there, and can't be looked at" in released.left
     assert any("list node pools of cluster tpus: Required" in line for line in released.left)
-    await world.sleep(100)
+    await world.sleep(200)
     await world.backend().release(lease)
     assert list(world.left) == ["rayclusters", "secrets"]
 

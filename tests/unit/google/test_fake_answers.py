@@ -133,7 +133,7 @@ def test_a_policy_that_a_pool_uses_cannot_be_deleted(google: GoogleFake, http: r
 
 
 def test_time_may_pass_with_each_request(credentials: Credentials) -> None:
-    with GoogleFake(clock=Clock(per_call=30)) as google:
+    with GoogleFake(clock=Clock(per_call=100)) as google:
         google.container.put(CLUSTER, pool())
         options = {"api_endpoint": google.endpoints["container"]}
         with Gke(credentials=credentials, client_options=options) as client:

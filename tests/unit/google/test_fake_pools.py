@@ -44,7 +44,7 @@ def test_f01_a_stock_out_leaves_a_pool_in_error_and_an_operation_that_is_done(
     assert (left.status, left.status_message) == (Status.ERROR, done.error.message)
 
     gke.delete_node_pool(name=POOL)
-    google.advance(100)
+    google.advance(200)
     assert ends(google, gke, pool())[1].status == Status.RUNNING
 
 
