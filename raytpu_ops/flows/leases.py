@@ -10,7 +10,7 @@ from typing import TypeVar
 from raytpu_ops.backends.base import Backend, Released, Say
 from raytpu_ops.ray.health import GRACE_S
 from raytpu_ops.tpu.deadlines import Phase, Schedule
-from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted, RemoteUnavailable
+from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from raytpu_ops.waits import Done, Pending, Wait, utc_now, wait_async
@@ -36,6 +36,7 @@ async def wait_whole(
     :return: the lease as it is after replacements, and the report.
     :raises Preempted: Ray's head is gone, or slices broke more than :data:`MAX_REPAIRS` times.
     :raises DeadlineExceeded: naming every host that is missing.
+    :raises CapacityUnavailable: the same, where hosts that were there had their machines taken back (F12).
     """
     repairs = 0
     while not (report := await _whole_or_broken(backend, lease, schedule, say=say, poll_s=poll_s)).ready:
@@ -54,7 +55,11 @@ async def wait_whole(
 async def _whole_or_broken(
     backend: Backend, lease: SliceLease, schedule: Schedule, *, say: Say, poll_s: float
 ) -> Readiness:
+    taken_back = False
+
     def judge(report: Readiness) -> Pending | Done[Readiness]:
+        nonlocal taken_back
+        taken_back = report.taken_back
         if report.fatal:
             raise _lost(lease, report)
         if report.ready or report.broken:
@@ -66,7 +71,14 @@ async def _whole_or_broken(
     decider: Wait[Readiness, Readiness] = Wait(
         f"lease {lease.id}", judge, deadline=schedule.until(Phase.LABELLED), poll_s=poll_s, on_progress=say
     )
-    return await wait_async(lambda: backend.observe(lease), decider)
+    try:
+        return await wait_async(lambda: backend.observe(lease), decider)
+    except DeadlineExceeded as error:
+        if not taken_back:
+            raise
+        raise CapacityUnavailable(
+            f"{error}; hosts that it had were taken back, and none came in their place: a retry waits for some again"
+        ) from error
 
 
 class _Bounds:

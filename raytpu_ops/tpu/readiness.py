@@ -69,6 +69,7 @@ class Readiness(BaseModel):
     :param fatal: a reason for which waiting cannot help, None where it can.
     :param phase: what is waited for: a queue, hosts, or Ray's labels on them. Each has its own deadline.
     :param since: when that phase began, UTC, as the far side says; None where it does not say.
+    :param taken_back: hosts that were there have no machines any more: others have to be given first.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -80,6 +81,7 @@ class Readiness(BaseModel):
     fatal: str | None = None
     phase: Phase = Phase.LABELLED
     since: AwareDatetime | None = None
+    taken_back: bool = False
 
     @property
     def ready(self) -> bool:
@@ -97,14 +99,14 @@ class Readiness(BaseModel):
         :param slices: names of those that it has; one that the report lacks was replaced. Empty where nobody knows.
         :param count: how many it asked for: while nobody knows which it has, so many must stand, or all there are.
         """
-        if self.fatal is not None or self.headless or self.phase is Phase.QUEUED:
+        if self.fatal is not None or self.headless:
             return False
         standing = {s.name for s in self.slices if not s.broken and not self._is_made_anew(s)}
         return standing.issuperset(slices) if slices else len(standing) >= min(count, len(self.slices))
 
     def _is_made_anew(self, one: SliceReport) -> bool:
-        """Whether it is among those whose hosts are provisioned: where work ran on it, that is gone."""
-        return self.phase is Phase.PROVISIONING and len(one.hosts) < one.hosts_wanted
+        """Whether it is among those whose hosts are queued for or made: where work ran on it, that is gone."""
+        return self.phase in (Phase.QUEUED, Phase.PROVISIONING) and len(one.hosts) < one.hosts_wanted
 
     @property
     def lost(self) -> bool:

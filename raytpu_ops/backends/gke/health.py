@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 
 from raytpu_ops.backends.gke.manifest import GROUP
-from raytpu_ops.backends.gke.objects import ClusterView, PodView, WorkloadView
+from raytpu_ops.backends.gke.objects import ClusterView, PodView, WorkloadView, first_hosts_since
 from raytpu_ops.backends.gke.queued import RequestView
 from raytpu_ops.ray.readiness import slices_report
 from raytpu_ops.ray.states import ChipUsage, Holder, RayNode
@@ -113,6 +113,8 @@ def judged(spec: SliceSpec, name: str, seen: Seen) -> Readiness:
         problems=problems,
         phase=phase,
         since=since,
+        # Once they were all there (F12).
+        taken_back=cluster.provisioned and _without_node(seen),
     )
 
 
@@ -130,9 +132,18 @@ def _phase(spec: SliceSpec, cluster: ClusterView, seen: Seen) -> tuple[Phase, da
             return Phase.QUEUED, _latest([granted, *queued])
         waiting = [pod.created for pod in pods if not pod.is_placed]
         came = [one.provisioned.since for one in seen.requests if one.provisioned]
+        if cluster.flex_start and _without_node(seen):
+            came.append(first_hosts_since([pod for pod in pods if not pod.is_head], spec.num_slices))
+            if came[-1] is None:
+                return Phase.QUEUED, _latest([granted, *waiting])
         return Phase.PROVISIONING, _latest([granted, *waiting, *came])
     placed = [pod.scheduled.since for pod in pods if pod.scheduled]
     return Phase.LABELLED, _latest([granted, *placed])
+
+
+def _without_node(seen: Seen) -> bool:
+    """A host's pod waits for a node."""
+    return any(not pod.deleting and not pod.is_placed for pod in seen.hosts)
 
 
 def _is_held(cluster: ClusterView, workload: WorkloadView | None) -> bool:

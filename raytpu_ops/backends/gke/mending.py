@@ -25,7 +25,7 @@ from raytpu_ops.backends.gke.record import RECORD, Record, read_record
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
-from raytpu_ops.tpu.errors import Preempted
+from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Preempted
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.waits import Done, Pending
 
@@ -49,8 +49,8 @@ class Mending:
         """Mend it.
 
         :return: the record as it is then; None where the lease has no pools of its own, or not yet.
-        :raises CapacityUnavailable: there are no chips in the place of those that are gone.
-        :raises DeadlineExceeded: they did not come within the deadlines that the lease was granted by.
+        :raises CapacityUnavailable: there are no chips in the place of those that are gone, or they did not come within
+            the deadlines that the lease was granted by.
         :raises Preempted: the lease is being given back.
         """
         try:
@@ -69,7 +69,10 @@ class Mending:
         phase = Phase.QUEUED if rung.waits_in_queue else Phase.PROVISIONING
         waits = rung.within or (rung.valid_for if rung.kind == "queued" else None)
         by = begun + waits if waits else record.deadlines.at(phase, begun)
-        return await self._tools.until(f"{what}, node pools in the place of lost ones", self._look, by, phase)
+        try:
+            return await self._tools.until(f"{what}, node pools in the place of lost ones", self._look, by, phase)
+        except DeadlineExceeded as error:  # what ends a rung of a ladder as well
+            raise CapacityUnavailable(str(error)) from error
 
     async def _taken_back(self) -> None:
         """A release that looked just before a pool was made here does not know of it."""

@@ -11,7 +11,7 @@ import pytest
 from raytpu_ops.backends.base import Released
 from raytpu_ops.flows.leases import found, give_back, reach, stands, wait_whole
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import DeadlineExceeded, Preempted, RemoteUnavailable
+from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Preempted, RemoteUnavailable
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.readiness import Readiness
 from tests.unit.flows.conftest import BROKEN, LOST, TOO_LATE, WAITING, WHOLE, schedule
@@ -53,6 +53,14 @@ async def test_the_deadline_names_the_lease_and_what_is_missing(backend, lease):
     backend.reports = [WAITING]
 
     with pytest.raises(DeadlineExceeded, match=rf"{lease.id}.*labelled.*host 1 is not there"):
+        await wait_whole(backend, lease, schedule=schedule(**TOO_LATE), say=print)
+
+
+async def test_hosts_that_were_taken_back_and_do_not_come_again_are_a_lack_of_capacity(backend, lease):
+    """F12: with the retries of that class, not with the one of a start-up that hung."""
+    backend.reports = [WAITING.model_copy(update={"taken_back": True})]
+
+    with pytest.raises(CapacityUnavailable, match=rf"{lease.id}.*host 1 is not there.*were taken back"):
         await wait_whole(backend, lease, schedule=schedule(**TOO_LATE), say=print)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -377,3 +378,25 @@ def test_a_queue_does_not_hide_a_slice_that_is_lost():
     found = judged(SPEC, NAME, seen(pods=WAITS, requests=[asked("a", "Accepted")], lost_pools=["pool b is gone"]))
     assert found.phase is Phase.PROVISIONING
     assert len(found.broken) == 1
+
+
+def test_flex_start_nodes_are_queued_for_until_each_slice_has_a_first_one():
+    """F10: hours until then are no start-up, and those of another slice are no sign."""
+    head, flex = pod(None), replace(seen().cluster, flex_start=True)
+    first = pod(0, 0, status={"conditions": [condition("PodScheduled", seconds=9000)]})
+    last = pod(1, 0, status={"conditions": [condition("PodScheduled", seconds=9500)]})
+    for there in ([], [first]):
+        rest = [waiting(*place, "0/3 nodes") for place in HOSTS[len(there) :]]
+        found = judged(SPEC, NAME, replace(seen(pods=[head, *there, *rest]), cluster=flex))
+        assert (found.phase, found.since) == (Phase.QUEUED, at(1))
+    rest = [waiting(0, 1, "0/3 nodes"), waiting(1, 1, "0/3 nodes")]
+    found = judged(SPEC, NAME, replace(seen(pods=[head, first, last, *rest]), cluster=flex))
+    assert (found.phase, found.since) == (Phase.PROVISIONING, at(9500))
+
+
+@pytest.mark.parametrize("once", [True, False])
+def test_hosts_without_nodes_were_taken_back_where_all_were_there_once(once: bool):
+    """F12."""
+    found = report(cluster(status={"conditions": [condition("RayClusterProvisioned", once)]}), pods=WAITS, nodes=None)
+    assert found.taken_back is once
+    assert not report().taken_back

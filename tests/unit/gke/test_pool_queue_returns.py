@@ -13,7 +13,7 @@ from raytpu_ops.backends.gke.asking import ask
 from raytpu_ops.backends.gke.record import read_record
 from raytpu_ops.tpu.capacity import Queued, Spot
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import CapacityUnavailable, DeadlineExceeded, Misconfigured
+from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import node_pool_name
 from raytpu_ops.tpu.spec import SliceSpec
@@ -200,7 +200,7 @@ async def test_a_replacement_is_waited_for_as_long_as_the_place_in_the_queue_is_
     never(world)
     begun = world.now
 
-    with pytest.raises(DeadlineExceeded, match="is Accepted: .* successfully queued"):
+    with pytest.raises(CapacityUnavailable, match="is Accepted: .* successfully queued"):
         await world.backend().repair(lease)
 
     assert 0 <= (world.now - begun).total_seconds() - 600 < 60

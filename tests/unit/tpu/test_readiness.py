@@ -85,8 +85,9 @@ def test_nothing_of_what_ran_is_left_without_a_head():
     [
         ({"broken": True}, Phase.LABELLED),
         ({"hosts": [a_host(0)], "missing": ["a pod waits for a node"]}, Phase.PROVISIONING),
+        ({"hosts": [], "missing": ["its request is in a queue"]}, Phase.QUEUED),
     ],
-    ids=["broken", "made anew"],
+    ids=["broken", "made anew", "queued for"],
 )
 def test_what_runs_on_some_of_the_slices_stands_with_those(lost, phase, slices, count, stand):
     """One that is not in the report any more has been replaced."""
@@ -105,9 +106,15 @@ def test_slices_whose_hosts_are_only_late_stand():
     assert report.stands_under(["s0"], 1)
 
 
-@pytest.mark.parametrize("gone", [{"fatal": "the head is dead"}, {"headless": True}, {"phase": Phase.QUEUED}])
+@pytest.mark.parametrize("gone", [{"fatal": "the head is dead"}, {"headless": True}])
 def test_nothing_stands_where_the_lease_as_a_whole_is_gone(gone):
     assert not Readiness(slices=[a_slice()], head_alive=True, **gone).stands_under(["s0"], 1)
+
+
+def test_nothing_stands_where_the_lease_as_a_whole_is_queued():
+    """A queue gives it hosts only when it lets it go on."""
+    queued = a_slice(hosts=[], missing=["has no quota yet"])
+    assert not Readiness(slices=[queued], phase=Phase.QUEUED).stands_under(["s0"], 1)
 
 
 def test_a_report_survives_json():
