@@ -99,6 +99,8 @@ class Life:
         container = self.world.google.container
         container.at_once = self.dice.choice((1, 5))
         container.delays.create = container.delays.fail = container.delays.delete = container.delays.scale_up = 7
+        if self.dice.random() < 0.2:  # GKE tries for long, and lets go of nothing
+            container.delays.fail = 2100
         self.world.google.compute.delay = 4
         self._heal()
         plan = await self.world.plan(self.backend(), self.ladder, self.spec)
@@ -178,6 +180,8 @@ class Life:
                 self.world.google.expire_tokens()
             case 8 if self.world.pools:
                 self.world.queue.revoke(dice.choice(sorted(self.world.pools)))
+            case 9:  # for longer than it is waited for
+                self.world.kube.fails("", *[AWAY] * dice.choice((20, 60)))
 
     async def _act(self) -> None:
         """One thing that a task, a person or Google does."""
