@@ -172,7 +172,7 @@ class GkeBackend:
 
     async def _finished(self, record: Record) -> Released:
         """One more round of the release of a lease."""
-        return await self.release(self._lease(record))
+        return await self._released(self._lease(record))
 
     async def _taken(self, claim: Claim, plan: Plan) -> Record:
         """The RayCluster of a lease that brings no nodes."""
@@ -274,6 +274,10 @@ class GkeBackend:
 
     async def release(self, lease: SliceLease) -> Released:
         """Tell the RayCluster and its pods to go, then the node pools that were made for it (F25)."""
+        done, pools = await self._released(lease), len(lease.created.get("node pool", []))
+        return done.model_copy(update={"held": done.held + one_by_one(pools)})
+
+    async def _released(self, lease: SliceLease) -> Released:
         giving = GivingBack(lease.owner, lease.id, self.settings.namespace, self._clock)
         pools = self._pools_of(lease)
         if pools is None:
@@ -284,7 +288,6 @@ class GkeBackend:
                 await giving.tried(pools.requests(giving))
             await giving.tried(pools.kubernetes(giving))
             await giving.tried(pools.give_back(giving, lease))
-            giving.held += one_by_one(lease.spec.num_slices)
         return giving.released
 
     async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:

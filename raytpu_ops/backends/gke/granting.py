@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, TypeVar
 
 from raytpu_ops.backends.base import Plan, Released, Say
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, withdraw
 from raytpu_ops.backends.gke.claim import Claim
-from raytpu_ops.backends.gke.node_pools import Wanted, creations
+from raytpu_ops.backends.gke.node_pools import TRIES_WITHIN, Wanted, creations, is_making
 from raytpu_ops.backends.gke.objects import ClusterView, PodView, first_hosts_since
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
@@ -31,7 +31,7 @@ from raytpu_ops.backends.gke.reconciling import Reconciler
 from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record, read_record
 from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
 from raytpu_ops.tpu import naming
-from raytpu_ops.tpu.deadlines import Phase
+from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import Preempted, RayTpuError
 from raytpu_ops.waits import Done, Pending, Wait, wait_async
 
@@ -90,6 +90,16 @@ class Tools:
         )
         return await wait_async(look, decider, sleep=self.sleep)
 
+    def while_making(self, words: str, deadlines: Deadlines, begun: datetime) -> Entered:
+        """Still there, as GKE makes a pool and deletes none before it is through: the time to delete begins then.
+
+        :param words: what is there.
+        :param deadlines: those of the phases.
+        :param begun: when it was to go, UTC.
+        """
+        by = deadlines.at(Phase.RELEASING, min(self.clock(), begun + TRIES_WITHIN))
+        return Entered(words, Phase.RELEASING, by)
+
 
 class Granting:
     """One acquisition.
@@ -120,6 +130,8 @@ class Granting:
         self._claim, self._plan, self._options, self._begin, self._tools = claim, plan, options, begin, tools
         self._steps = steps(plan, zones)
         self._reconcilers: dict[int, Reconciler] = {}
+        #: How much longer than usual a former lease takes to go.
+        self._held = timedelta(0)
 
     async def run(self, by: datetime) -> Record:
         """Climb until a step grants all pools.
@@ -159,9 +171,10 @@ class Granting:
                 left: list[str] = []
                 if HOLD in ClusterView.of(there).finalizers:
                     # What it has is told by its own record: options, and the cluster, may be others by now.
-                    left = (await self._finish(read_record(there) or await self._first())).left
+                    released = await self._finish(read_record(there) or await self._first())
+                    left, self._held = released.left, max(self._held, released.held)
                 # Its pools take minutes each, one after the other (F08).
-                return Entered("; ".join([found.description, *left]), Phase.RELEASING, gone_by)
+                return Entered("; ".join([found.description, *left]), Phase.RELEASING, gone_by + self._held)
             record = await self._first()
             self.begun = True
             await kube.apply_ray_cluster(self._claim.written(record))
@@ -298,11 +311,12 @@ class Granting:
     async def _failed(self, step: Step, error: RayTpuError) -> Record:
         """Take the step's pools away, and go on to the next one."""
         self._tools.say(f"{step}: {error}")
-        by = self._plan.deadlines.at(Phase.RELEASING, self._tools.clock())
+        begun = self._tools.clock()
+        by = self._plan.deadlines.at(Phase.RELEASING, begun)
         what = f"lease {self._claim.name}, {step} failed, its node pools"
-        return await self._tools.until(what, lambda: self._cleared(step, error), by, Phase.RELEASING)
+        return await self._tools.until(what, lambda: self._cleared(step, error, begun), by, Phase.RELEASING)
 
-    async def _cleared(self, step: Step, error: RayTpuError) -> Pending | Done[Record]:
+    async def _cleared(self, step: Step, error: RayTpuError, begun: datetime) -> Pending | Done[Record]:
         sight = await self._tools.google.look()
         async with self._tools.kube() as kube:
             there, record = await self._read(kube)
@@ -314,6 +328,8 @@ class Granting:
             if step.rung.kind == "queued" and (names := await withdraw(kube, self._claim.owner)):
                 return Pending(f"ProvisioningRequest {', '.join(names)} is told to go")
             pending, spent = await self._reconciler(step, record).clear(sight)
+            if pending is not None and is_making(sight.pools):
+                return self._tools.while_making(pending.description, self._plan.deadlines, begun)
             if pending is not None:
                 return pending
             climb = _climb(record).failed(step, error, self._tools.clock())

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from typing import Any
 
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, requests_of
 from raytpu_ops.backends.gke.giving_back import told_to_go
 from raytpu_ops.backends.gke.granting import Tools, pools_of
-from raytpu_ops.backends.gke.node_pools import NodePoolView, Sight, Wanted, creations
+from raytpu_ops.backends.gke.node_pools import NodePoolView, Sight, Wanted, creations, is_making
 from raytpu_ops.backends.gke.objects import ClusterView
 from raytpu_ops.backends.gke.queued import RequestView, check, is_queued, unasked
 from raytpu_ops.backends.gke.reconciling import Reconciler
@@ -77,22 +78,27 @@ class Mending:
     async def _taken_back(self) -> None:
         """A release that looked just before a pool was made here does not know of it."""
         names = sorted({name for names in self._reconcilers for name in names})
-        by = Deadlines().at(Phase.RELEASING, self._tools.clock())
+        begun = self._tools.clock()
+        by = Deadlines().at(Phase.RELEASING, begun)
         what = f"what was made in the place of lost node pools of lease {self._lease.id}"
-        await self._tools.until(what, lambda: self._gone(names), by, Phase.RELEASING)
+        await self._tools.until(what, lambda: self._gone(names, begun), by, Phase.RELEASING)
 
-    async def _gone(self, names: Sequence[str]) -> Pending | Done[None]:
+    async def _gone(self, names: Sequence[str], begun: datetime) -> Pending | Done[None]:
         async with self._tools.kube() as kube:
             there = await kube.ray_cluster(self._lease.id)
         record = read_record(there) if there is not None else None
         wanted = record.pools.names if record is not None and record.pools is not None else []
         left: list[str] = []
+        making = False
         for name in names:
             pool = await self._tools.google.pool(name)
             # A name that a RayCluster has is for whoever releases that one.
             if pool is None or name in wanted or not pool.is_of(self._lease.owner):
                 continue
+            making = making or is_making([pool])
             left.append((await told_to_go(self._tools.google, pool))[1])
+        if making:
+            return self._tools.while_making("; ".join(left), Deadlines(), begun)
         return Pending("; ".join(left)) if left else Done(None)
 
     async def _begin(self) -> Done[tuple[Record | None, bool]]:

@@ -220,11 +220,14 @@ class PoolLeases:
             giving = await self._given_back(claim, plan, google)
             if giving.is_stuck or not giving.left:
                 return Done(giving.left)
+            if giving.held:
+                return tools.while_making("; ".join(giving.left), plan.deadlines, begun)
             return Pending("; ".join(giving.left))
 
         tools = Tools(self._kube, google, self._clock, self._sleep, say)
         say("Taking back what was made for it")
-        by = plan.deadlines.at(Phase.RELEASING, self._clock())
+        begun = self._clock()
+        by = plan.deadlines.at(Phase.RELEASING, begun)
         try:
             left = await tools.until(f"what was made for lease {claim.name}", look, by, Phase.RELEASING)
         except DeadlineExceeded as error:
