@@ -158,7 +158,8 @@ async def run_job(
         lease, _ = await wait_whole(backend, lease, schedule=schedule, say=say)
     async with backend.ray(lease) as client:  # whose slices may be others by now, elsewhere
         if job is None:
-            job = await reach(backend, lease, submit, schedule=schedule, say=say)
+            now = Schedule.start(schedule.deadlines)  # the slices may have been waited for until a moment ago
+            job = await reach(backend, lease, submit, schedule=now, say=say)
             say(f"Submitted {name} on lease {lease.id}: {lease.spec}")
         else:
             say(f"Adopted {name}: it is {job.status_word} already")

@@ -85,7 +85,8 @@ class _Bounds:
     """The deadlines of one wait for pods or hosts that may be made anew again and again.
 
     Each new one begins its phase anew, so one that crashes and is replaced for ever would put off a
-    phase's own deadline for ever. Together the two phases last no longer than a first and a second round.
+    phase's own deadline for ever. Together the two phases last no longer than a first and a second round,
+    without the time in a queue between them.
 
     :param schedule: the deadlines as they are without that.
     """
@@ -93,14 +94,18 @@ class _Bounds:
     def __init__(self, schedule: Schedule) -> None:
         self._schedule = schedule
         self._last: datetime | None = None
+        self._queued: datetime | None = None
 
     def until(self, phase: Phase, since: datetime | None) -> datetime:
         """See :meth:`Schedule.until`."""
         asked = self._schedule.until(phase, since)
-        if phase is Phase.QUEUED:  # whoever queues grants anew, and that takes as long as it takes
-            self._last = None
+        if phase is Phase.QUEUED:
+            self._queued = self._queued or utc_now()
         if phase not in (Phase.PROVISIONING, Phase.LABELLED):
             return asked
+        if self._queued and self._last:
+            self._last += utc_now() - self._queued
+        self._queued = None
         deadlines = self._schedule.deadlines
         self._last = self._last or asked + 2 * (deadlines.provisioning + deadlines.labelled)
         return min(asked, self._last)
@@ -182,11 +187,14 @@ async def take_back(backend: Backend, owner: Owner) -> list[str]:
     return [] if lease is None else (await backend.release(lease)).left
 
 
-async def give_back(backend: Backend, lease: SliceLease, *, by: datetime, say: Say, poll_s: float = 3.0) -> Released:
+async def give_back(
+    backend: Backend, lease: SliceLease, *, by: datetime, say: Say, bears: bool = True, poll_s: float = 3.0
+) -> Released:
     """Release the lease, again and again until nothing of it is left.
 
-    :param by: the instant, UTC, at which the phase ``releasing`` is over; later where the far side does not let go of
-        something before that, and the backend says how much.
+    :param by: the instant, UTC, at which the phase ``releasing`` is over.
+    :param bears: it is over later where the far side does not let go of something before that, and the backend says
+        how much later. Not for who comes again soon and has more to do.
     :return: everything that was removed.
     :raises DeadlineExceeded: naming what is left, which still bills.
     """
@@ -199,7 +207,7 @@ async def give_back(backend: Backend, lease: SliceLease, *, by: datetime, say: S
         if not released.left:
             return Done(Released(removed=removed))
         # What held it up at an earlier look took its part of the time.
-        last = max(last, by + released.held)
+        last = max(last, by + released.held) if bears else by
         decider.enter(Phase.RELEASING, last)
         return Pending(f"still there and billing: {'; '.join(released.left)}")
 

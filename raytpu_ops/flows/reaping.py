@@ -90,7 +90,8 @@ async def _judge(lease: SliceLease, is_over: IsOver, now: datetime) -> tuple[str
 async def _release(backend: Backend, lease: SliceLease, by: datetime, say: Say) -> str:
     """What keeps the lease from being gone, which names it; empty once it is."""
     try:
-        await give_back(backend, lease, by=by, say=say)
+        # What Google holds is told again in the next round, which begins only when this one is over.
+        await give_back(backend, lease, by=by, say=say, bears=False)
     except RayTpuError as error:
         return f"{lease.id}: {error}"
     return ""

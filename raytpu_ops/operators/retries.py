@@ -108,7 +108,7 @@ class TpuRetryPolicy(RetryPolicy):
         if kind in _FINAL:
             return RetryDecision.fail(f"{kind}: {_FINAL[kind]}")
         said = type(exception).__name__ if kind == OTHER else kind
-        budget, word = self.budgets[kind], _WORDS[kind]
+        budget, word = self.budgets.get(kind, _DEFAULTS[kind]), _WORDS[kind]
         failures = self._counted(kind, try_number, context)
         if failures > budget.retries:
             used = f"all {budget.retries} retries of {word} are used" if budget.retries else "is not retried"

@@ -101,6 +101,8 @@ class Readiness(BaseModel):
         """
         if self.fatal is not None or self.headless:
             return False
+        if not self.slices:  # nobody could be asked: nothing is known of any
+            return True
         standing = {s.name for s in self.slices if not s.broken and not self._is_made_anew(s)}
         return standing.issuperset(slices) if slices else len(standing) >= min(count, len(self.slices))
 

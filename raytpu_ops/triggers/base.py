@@ -15,6 +15,7 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator
 from typing import TYPE_CHECKING, Any
 
+import tenacity
 from airflow.sdk.bases.xcom import BaseXCom
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
@@ -28,6 +29,12 @@ if TYPE_CHECKING:
 
 #: States of a task instance in which somebody still works on it: this trigger elsewhere, or a newer try.
 ALIVE = frozenset({"deferred", "running"})
+
+
+#: An Airflow that does not answer once, as when it restarts, is no reason to leave a job, or slices, to themselves.
+BEARS_SILENCE = tenacity.retry(
+    stop=tenacity.stop_after_attempt(5), wait=tenacity.wait_random_exponential(1, max=15), reraise=True
+)
 
 
 class FlowTrigger(BaseTrigger):
@@ -93,12 +100,14 @@ class FlowTrigger(BaseTrigger):
         """The task instance, in Airflow's own four ids."""
         return self.owner.model_dump(mode="json", include={"dag_id", "run_id", "task_id", "map_index"})
 
+    @BEARS_SILENCE
     def _has_result(self) -> bool:
         """Whether the task handed its result on; a person's mark leaves none."""
         from airflow.sdk.execution_time.xcom import XCom
 
         return XCom.get_one(key=BaseXCom.XCOM_RETURN_KEY, **self.task_key()) is not None
 
+    @BEARS_SILENCE
     async def task_state(self) -> str | None:
         """The task instance's state in Airflow now."""
         from airflow.sdk.execution_time.task_runner import RuntimeTaskInstance

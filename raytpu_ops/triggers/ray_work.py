@@ -6,10 +6,8 @@ import asyncio
 from contextlib import suppress
 from typing import Any
 
-import tenacity
-
 from raytpu_ops.backends.base import Backend
-from raytpu_ops.triggers.base import LeaseTrigger
+from raytpu_ops.triggers.base import BEARS_SILENCE, LeaseTrigger
 
 #: Where a trigger notes how far into the job's log the task's log has come.
 LINES_KEY = "log_lines"
@@ -97,8 +95,7 @@ class RayJobTrigger(RequestTrigger):
         else:
             self._noted = position
 
-    # An Airflow that does not answer once, as when it restarts, is no reason to leave a job that runs.
-    @tenacity.retry(stop=tenacity.stop_after_attempt(5), wait=tenacity.wait_random_exponential(1, max=15), reraise=True)
+    @BEARS_SILENCE
     def _read_note(self) -> int:
         from airflow.sdk.execution_time.xcom import XCom
 

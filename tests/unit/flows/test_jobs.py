@@ -181,6 +181,16 @@ async def test_a_triggerer_that_takes_over_hours_later_bears_a_head_that_does_no
     assert result["metrics"] == {"loss": 0.5}
 
 
+async def test_a_head_that_does_not_answer_at_once_to_slices_that_were_waited_for_is_asked_again(ray, backend, lease):
+    ray.jobs = Scripted(becomes("SUCCEEDED", STARTED + RESULT))
+    ray.fails("POST /api/jobs/", *[RESET] * 14)
+    late = schedule(ago=86400, queued=2 * 86400, running=300 * 86400)
+
+    await run_job(backend, lease, request(schedule=late), **Told().sinks)
+
+    assert list(ray.jobs) == [name()]
+
+
 async def test_a_job_that_was_over_before_the_first_look_gets_its_true_verdict(ray, backend, lease):
     """F45, and a triggerer that comes back after the job's end does not submit it again."""
     failed = dump_event(Event(event="failed", failure_class="UserCodeFailed", message="ValueError: no"))
@@ -244,6 +254,20 @@ async def test_a_slice_that_is_lost_stops_only_what_runs_on_it(ray, backend, lea
         await run_job(backend, lease, request(work=work), **Told().sinks)
 
     assert job.stops == (error is Preempted)
+
+
+async def test_a_job_goes_on_while_whoever_runs_its_slices_is_silent(ray, backend, lease, monkeypatch):
+    monkeypatch.setattr("raytpu_ops.ray.health.GRACE_S", 0.0)
+    monkeypatch.setattr("raytpu_ops.ray.health.CHECK_EVERY_S", 0.0)
+    ray.rows["nodes"] = [node_row(HEAD, "127.0.0.1", head=True)]
+    started = dump_event(Event(event="started", data={"hosts": [{"slice": "s0"}]})) + "\n"
+    job = ray.jobs[name()] = FakeJob(status="RUNNING", log=started)
+    job.at_each_look(*[becomes("RUNNING")] * 20, becomes("SUCCEEDED", RESULT))
+    backend.reports = [Readiness(problems=["the API server does not answer"])]
+
+    result = await run_job(backend, lease, request(), **Told().sinks)
+
+    assert (result["metrics"], job.stops) == ({"loss": 0.5}, 0)
 
 
 async def test_a_job_that_lacks_slices_before_it_has_any_is_stopped(ray, backend, lease, monkeypatch):

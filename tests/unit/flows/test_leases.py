@@ -98,7 +98,16 @@ async def test_a_queue_that_takes_too_long_is_named(backend, lease):
         await wait_whole(backend, lease, schedule=schedule(ago=61, queued=60), say=print)
 
 
-@pytest.mark.parametrize("phases", [[Phase.LABELLED], [Phase.PROVISIONING], [Phase.PROVISIONING, Phase.LABELLED]])
+@pytest.mark.parametrize(
+    "phases",
+    [
+        [Phase.LABELLED],
+        [Phase.PROVISIONING],
+        [Phase.PROVISIONING, Phase.LABELLED],
+        [Phase.QUEUED, Phase.PROVISIONING],
+        [Phase.QUEUED, Phase.PROVISIONING, Phase.LABELLED],
+    ],
+)
 async def test_hosts_that_are_made_anew_for_ever_end_the_wait(backend, lease, phases):
     """KubeRay replaces a pod that crashes, and the new one begins its phase anew."""
     looks = itertools.cycle(phases)

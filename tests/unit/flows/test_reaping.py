@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -23,6 +24,7 @@ class ManyLeases(MemoryBackend):
 
     leases: dict[str, SliceLease] = field(default_factory=dict)
     stuck: set[str] = field(default_factory=set)
+    held: set[str] = field(default_factory=set)
     unread: list[str] = field(default_factory=list)
 
     async def list_leases(self, say: Say = silent, /, **labels: str) -> list[SliceLease]:
@@ -33,6 +35,8 @@ class ManyLeases(MemoryBackend):
     async def release(self, lease: SliceLease) -> Released:
         if lease.id in self.stuck:
             raise RemoteUnavailable("the API server is away")
+        if lease.id in self.held:
+            return Released(left=[f"{lease.id} is PROVISIONING"], held=timedelta(hours=2))
         del self.leases[lease.id]
         return Released(removed=[lease.id])
 
@@ -70,6 +74,18 @@ async def test_what_expired_and_what_served_a_run_that_is_over_goes(many: ManyLe
     assert ["its run goes on" in line for line in done.kept] == [True, False]
     assert "nobody can tell" in done.kept[1]
     assert done.left == []
+
+
+async def test_what_google_does_not_let_go_of_yet_is_left_to_the_next_round(many: ManyLeases) -> None:
+    """Others expire meanwhile, and a round begins only when the last one is over."""
+    many.held = {"expired"}
+    async with asyncio.timeout(30):
+        done = await reaped(many)
+    assert ["expired is PROVISIONING" in line for line in done.left] == [True]
+
+    many.held.clear()
+    assert (await reaped(many)).left == []
+    assert "expired" not in many.leases
 
 
 async def test_who_knows_no_airflow_takes_only_what_expired(many: ManyLeases) -> None:

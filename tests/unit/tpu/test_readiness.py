@@ -106,6 +106,12 @@ def test_slices_whose_hosts_are_only_late_stand():
     assert report.stands_under(["s0"], 1)
 
 
+@pytest.mark.parametrize("slices", [[], ["s0"]])
+def test_silence_of_whoever_runs_the_slices_says_nothing_of_them(slices):
+    """Google or the API server is away; work goes on under Ray all the same."""
+    assert Readiness(problems=["the API server does not answer"]).stands_under(slices, 1)
+
+
 @pytest.mark.parametrize("gone", [{"fatal": "the head is dead"}, {"headless": True}])
 def test_nothing_stands_where_the_lease_as_a_whole_is_gone(gone):
     assert not Readiness(slices=[a_slice()], head_alive=True, **gone).stands_under(["s0"], 1)
