@@ -89,15 +89,14 @@ class Mending:
         record = read_record(there) if there is not None else None
         wanted = record.pools.names if record is not None and record.pools is not None else []
         left: list[str] = []
-        making = False
         for name in names:
             pool = await self._tools.google.pool(name)
             # A name that a RayCluster has is for whoever releases that one.
             if pool is None or name in wanted or not pool.is_of(self._lease.owner):
                 continue
-            making = making or is_making([pool])
             left.append((await told_to_go(self._tools.google, pool))[1])
-        if making:
+        # GKE works on one pool after the other: the one that it is making may be somebody else's.
+        if left and is_making(await self._tools.google.pools()):
             return self._tools.while_making("; ".join(left), Deadlines(), begun)
         return Pending("; ".join(left)) if left else Done(None)
 

@@ -30,9 +30,10 @@ PACKAGES = (
     "scikit-learn",
 )
 _HOST_PORT = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?:([0-9]{1,5})\Z")
-#: Ray among packages, with the version that it is pinned to, if any; also as a file, or in a list of requirements.
+#: Ray among packages without their spaces, with the version that it is pinned to, if any; also as a file, or in a list
+#: of requirements.
 _RAY = re.compile(
-    r"ray(?:\[[^\]]*\])?(?:===?([0-9][^,;]*))?(?:[=<>~!;@,].*)?\Z|.*/ray-[0-9][^/]*\Z|(?:-r|--requirement)\b.*",
+    r"ray(?:\[[^\]]*\])?(?:===?([0-9][^,;+]*))?(?:[=<>~!;@,+].*)?\Z|.*/ray-[0-9][^/]*\Z|(?:-r|--requirement).*",
     re.IGNORECASE,
 )
 #: The script puts its folder into PATH, which is split at colons.
@@ -140,7 +141,7 @@ class Settings(Checked):
 
     def _check_packages(self) -> None:
         """VMs that look for a Ray which never comes would bill until the deadline of the phase ``labelled``."""
-        rays = {package: match for package in self.packages if (match := _RAY.match(package))}
+        rays = {package: match for package in self.packages if (match := _RAY.match("".join(package.split())))}
         if self.pip and not rays:
             raise InvalidSpec(
                 f"pip: has no Ray: the list is in the place of the default one, so put {PACKAGES[0]!r} into it, or "

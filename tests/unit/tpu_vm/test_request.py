@@ -264,6 +264,12 @@ def test_packages_with_extras_are_told_apart_in_text():
         ["ray==2.60.*"],
         ["ray==2.60"],
         ["ray>=2.58"],
+        ["ray >= 2.58"],
+        ["ray[default] == 2.60.0"],
+        ["ray==2.60.0 ; python_version > '3'"],
+        ["ray==2.60.0+local"],
+        ["ray @ https://files.example.net/ray.whl"],
+        ["-r /opt/requirements.txt"],
         ["https://files.example.net/ray-2.60.0-cp311-cp311-manylinux2014_x86_64.whl"],
         ["ray@https://files.example.net/ray.whl"],
         ["-r/opt/requirements.txt"],
@@ -282,7 +288,9 @@ def test_packages_without_ray_are_refused(pip: list[str]):
         Settings.of({"zones": ZONE, "pip": pip}).check_enough()
 
 
-@pytest.mark.parametrize("pip", ["ray==2.58.0", "ray[default]===2.58.0", "ray==2.6", "ray==2.59.*"])
+@pytest.mark.parametrize(
+    "pip", ["ray==2.58.0", "ray == 2.58.0+local", "ray[default]===2.58.0", "ray==2.6", "ray==2.59.*"]
+)
 def test_packages_with_another_ray_are_refused(pip: str):
     """VMs that look for one version and install another go on installing until the deadline."""
     with pytest.raises(InvalidSpec, match=r"pip: has .*, and ray_version is 2.60.0, which the VMs look for"):
