@@ -59,9 +59,12 @@ def deployment() -> str | None:
 def by_hand(lease_id: str, conn_id: str | None) -> str:
     """What a person types to give a lease back.
 
-    :param conn_id: the connection that granted it; None where the task named none.
+    :param conn_id: the connection that granted it; None where the task named none: then only its author knows where
+        it is, for the command looks at ``ray_tpu_default`` or at this machine.
     """
-    return f"`raytpu release {lease_id}{f' --conn-id {conn_id}' if conn_id else ''}`"
+    if conn_id:
+        return f"`raytpu release {lease_id} --conn-id {conn_id}`"
+    return f"`raytpu release {lease_id}`, with --backend or --conn-id for what the task has"
 
 
 def epoch_of(context: Context) -> int:
