@@ -225,7 +225,8 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
     :param backend: where to look in that case. (templated)
     :param backend_options: options of the backend in that case. (templated)
     :param ray_tpu_conn_id: the connection to use in that case. (templated)
-    :param deadlines: ``{"releasing": …}``: after this long what is left is an error that names it.
+    :param deadlines: ``{"releasing": …}``: after this long what is left is an error that names it; later where Google
+        does not let go of what it is still making, by an hour for node pools and two for queued resources at most.
     """
 
     template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "backend_options", "ray_tpu_conn_id")

@@ -40,7 +40,8 @@ class Deadlines(Checked):
     :param labelled: hosts are up, until Ray has labelled every one of them.
     :param starting: submitted, until the work runs on every host that it reserved.
     :param running: the work itself.
-    :param releasing: teardown, until nothing is left.
+    :param releasing: teardown, until nothing is left; longer while Google does not let go of what it is still making,
+        by an hour for node pools and two for queued resources at most.
     :raises InvalidSpec: for an unknown phase or something that is no such duration.
     """
 
