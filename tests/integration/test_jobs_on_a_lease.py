@@ -18,6 +18,7 @@ from raytpu_ops.backends.local import faults
 from raytpu_ops.backends.local.layout import HEAD
 from raytpu_ops.demo.airflow import AirflowInstance
 from raytpu_ops.ray.states import JobInfo, JobStatus
+from raytpu_ops.tpu.errors import DeadlineExceeded
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.naming import submission_prefix
 from tests.integration.local_fixtures import Leased
@@ -61,10 +62,13 @@ class Run:
         return "\n".join(str(event) for event in events)
 
     def ends(self, state: str) -> None:
-        run = self.api.wait_run(self.dag_id, self.id, deadline_s=LIMIT_S)
-        if run["state"] != state:
+        try:
+            ended = self.api.wait_run(self.dag_id, self.id, deadline_s=LIMIT_S)["state"]
+        except DeadlineExceeded as error:
+            ended = str(error)
+        if ended != state:
             print(*self.api.last_log(self.dag_id, self.id, self.task_id, lines=80), sep="\n")
-        assert run["state"] == state
+        assert ended == state
 
     def jobs(self) -> list[JobInfo]:
         """What Ray has of this run's task."""
