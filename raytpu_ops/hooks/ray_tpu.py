@@ -6,6 +6,7 @@ Not here: anything that decides; operators and triggers run the flows with what 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -79,14 +80,23 @@ class RayTpuHook(BaseHook):
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         try:
-            extra = self.get_connection(self.ray_tpu_conn_id).extra_dejson
+            connection = self.get_connection(self.ray_tpu_conn_id)
         except AirflowNotFoundException:
+            # Airflow says so, too, of one that it cannot read; what would be made without it is somewhere else.
+            if (variable := f"AIRFLOW_CONN_{self.ray_tpu_conn_id.upper()}") in os.environ:
+                raise Misconfigured(
+                    f"connection {self.ray_tpu_conn_id!r}: {variable} is set, and Airflow cannot read it; is it JSON?"
+                ) from None
             if self.ray_tpu_conn_id != self.default_conn_name:
                 raise Misconfigured(
                     f"connection {self.ray_tpu_conn_id!r} does not exist: add it with type {self.conn_type!r}, "
                     f"or leave ray_tpu_conn_id out to use {self.default_conn_name!r}"
                 ) from None
             return {}
+        try:
+            extra = json.loads(connection.extra or "{}")
+        except ValueError:  # which Airflow's own `extra_dejson` takes for an empty one
+            raise InvalidSpec(f"connection {self.ray_tpu_conn_id!r}: its extra is not JSON") from None
         if not isinstance(extra, dict):
             raise InvalidSpec(
                 f"connection {self.ray_tpu_conn_id!r}: its extra must be a JSON object, got {shown(extra)}"

@@ -122,6 +122,20 @@ def test_an_extra_that_is_no_object_is_refused(monkeypatch: pytest.MonkeyPatch) 
         RayTpuHook("tpus").backend  # noqa: B018 - it is made when it is asked for
 
 
+@pytest.mark.parametrize("conn_id", [None, "tpus"])
+def test_a_connection_that_cannot_be_read_is_no_absent_or_empty_one(
+    monkeypatch: pytest.MonkeyPatch, conn_id: str | None
+) -> None:
+    """Slices would be made in another cluster, or leases looked for there."""
+    variable = f"AIRFLOW_CONN_{(conn_id or 'ray_tpu_default').upper()}"
+    monkeypatch.setenv(variable, json.dumps({"conn_type": "ray_tpu", "extra": '{"namespace": "ml",}'}))
+    with pytest.raises(InvalidSpec, match="its extra is not JSON"):
+        _ = RayTpuHook(conn_id, "gke").backend
+    monkeypatch.setenv(variable, '{"conn_type": "ray_tpu", "extra": {"namespace": "ml",}}')
+    with pytest.raises(Misconfigured, match=f"{variable} is set, and Airflow cannot read it"):
+        _ = RayTpuHook(conn_id, "gke").backend
+
+
 def test_a_far_side_that_is_away_is_told_in_the_log(capsys: pytest.CaptureFixture[str]) -> None:
     backend = gke(RayTpuHook(None, "gke", options={"kubeconfig": "/k"}))
     backend.patience.say("the API server does not answer")
