@@ -61,9 +61,9 @@ class Run:
         events = self.api.log_events(self.dag_id, self.id, self.task_id, try_number)
         return "\n".join(str(event) for event in events)
 
-    def ends(self, state: str) -> None:
+    def ends(self, state: str, limit_s: float = LIMIT_S) -> None:
         try:
-            ended = self.api.wait_run(self.dag_id, self.id, deadline_s=LIMIT_S)["state"]
+            ended = self.api.wait_run(self.dag_id, self.id, deadline_s=limit_s)["state"]
         except DeadlineExceeded as error:
             ended = str(error)
         if ended != state:
@@ -199,7 +199,7 @@ def test_a_host_that_dies_in_training_is_preemption_and_the_retry_resumes(
     assert record is not None
 
     faults.kill_host(record, 0, 1)
-    run.ends("success")
+    run.ends("success", 2 * LIMIT_S)
 
     assert "Preempted" in run.whole_log(1)
     assert run.result["resumed_from_step"] == 2

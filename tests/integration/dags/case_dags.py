@@ -68,6 +68,8 @@ for deferrable in (True, False):
     ):
         RayTrainOperator(
             task_id="train",
+            # On a busy machine JAX may not come up at once on hosts that were just replaced.
+            retries=3,
             lease="{{ params.lease }}",
             train_loop="case_code:train",
             config={"gate": "{{ params.gate }}"},
