@@ -76,16 +76,15 @@ def backend_name(backend: str | None, conn_id: str | None, default: str) -> str:
 
 
 def _of_tasks() -> str | None:
-    """The connection of tasks that name none; None where Airflow does not have it. Which one it is is said."""
-    with _quiet_airflow():
-        from airflow.sdk.exceptions import AirflowNotFoundException
+    """The connection of tasks that name none; None where Airflow does not have it. Which one it is is said.
 
+    :raises Misconfigured: it is there and cannot be read.
+    """
+    with _quiet_airflow():
         from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
         name = RayTpuHook.default_conn_name
-        try:
-            RayTpuHook.get_connection(name)
-        except AirflowNotFoundException:
+        if RayTpuHook(name).connection is None:
             # Also where Airflow's database does not answer: nobody may take silence about local for an answer.
             print(
                 f"raytpu: on this machine (local), since no connection {name!r} was found: {ELSEWHERE}", file=sys.stderr

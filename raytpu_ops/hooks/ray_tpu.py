@@ -19,6 +19,7 @@ from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
     import httpx
+    from airflow.sdk import Connection
 
     from raytpu_ops.backends.base import Backend
     from raytpu_ops.backends.google.access import CloudAccess
@@ -75,12 +76,15 @@ class RayTpuHook(BaseHook):
         return hook
 
     @cached_property
-    def options(self) -> dict[str, Any]:
-        """What the connection's extra says, without what a form leaves empty or unticked for other backends."""
+    def connection(self) -> Connection | None:
+        """The connection; None where it is the default one and Airflow does not have it.
+
+        :raises Misconfigured: it was named and is not there, or it is there and cannot be read.
+        """
         from airflow.sdk.exceptions import AirflowNotFoundException
 
         try:
-            connection = self.get_connection(self.ray_tpu_conn_id)
+            return self.get_connection(self.ray_tpu_conn_id)
         except AirflowNotFoundException:
             # Airflow says so, too, of one that it cannot read; what would be made without it is somewhere else.
             if (variable := f"AIRFLOW_CONN_{self.ray_tpu_conn_id.upper()}") in os.environ:
@@ -92,9 +96,15 @@ class RayTpuHook(BaseHook):
                     f"connection {self.ray_tpu_conn_id!r} does not exist: add it with type {self.conn_type!r}, "
                     f"or leave ray_tpu_conn_id out to use {self.default_conn_name!r}"
                 ) from None
+            return None
+
+    @cached_property
+    def options(self) -> dict[str, Any]:
+        """What the connection's extra says, without what a form leaves empty or unticked for other backends."""
+        if self.connection is None:
             return {}
         try:
-            extra = json.loads(connection.extra or "{}")
+            extra = json.loads(self.connection.extra or "{}")
         except ValueError:  # which Airflow's own `extra_dejson` takes for an empty one
             raise InvalidSpec(f"connection {self.ray_tpu_conn_id!r}: its extra is not JSON") from None
         if not isinstance(extra, dict):

@@ -17,7 +17,7 @@ from raytpu_ops.backends.local import LocalBackend
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli.backends import Where
 from raytpu_ops.tpu.capacity import OnDemand
-from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
@@ -74,6 +74,16 @@ def test_leases_are_looked_for_where_tasks_that_name_no_connection_get_them(goog
     assert CliRunner().invoke(cli.app, ["reap"], catch_exceptions=False).stdout == "nothing has expired on tpu_vm\n"
     with pytest.raises(InvalidSpec, match=f"'another' does not exist on tpu_vm; there are {lease.id}: --conn-id or"):
         CliRunner().invoke(cli.app, ["release", "another"], catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("default")
+@pytest.mark.parametrize("command", [["leases"], ["release", "a-lease"], ["reap"]])
+def test_a_default_connection_that_cannot_be_read_is_no_absent_one(
+    monkeypatch: pytest.MonkeyPatch, command: list[str]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_RAY_TPU_DEFAULT", '{"conn_type": "ray_tpu", "extra": {"backend": "gke",}}')
+    with pytest.raises(Misconfigured, match="AIRFLOW_CONN_RAY_TPU_DEFAULT is set, and Airflow cannot read it"):
+        CliRunner().invoke(cli.app, command, catch_exceptions=False)
 
 
 @pytest.mark.usefixtures("default")
