@@ -10,18 +10,17 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+from raytpu_ops.backends.gke.manifest import POOL_LABEL, TPU
+from raytpu_ops.backends.gke.room import MAKE_ROOM
 from raytpu_ops.backends.gke.settings import Resources
 from raytpu_ops.cli.doctor import Check
+from raytpu_ops.tpu.shapes import ACCELERATOR_LABEL, TOPOLOGY_LABEL
 
 #: The rows, in the order in which they are shown.
 SLICES, HEAD = "TPU nodes", "node for the head"
-_ACCELERATOR = "cloud.google.com/gke-tpu-accelerator"
-_TOPOLOGY = "cloud.google.com/gke-tpu-topology"
-_NODE_POOL = "cloud.google.com/gke-nodepool"
 #: By what hosts are placed, each with a word for its value: the first two are in the pods' selector, and with the last
 #: the TPU webhook keeps a slice together. Nodes of GKE have them all.
-_PLACED_BY = {_ACCELERATOR: "ACCELERATOR", _TOPOLOGY: "TOPOLOGY", _NODE_POOL: "POOL"}
-_CHIPS = "google.com/tpu"
+_PLACED_BY = {ACCELERATOR_LABEL: "ACCELERATOR", TOPOLOGY_LABEL: "TOPOLOGY", POOL_LABEL: "POOL"}
 
 
 def judge(nodes: Sequence[dict[str, Any]], head: Resources) -> list[Check]:
@@ -38,10 +37,10 @@ def _slices(nodes: Sequence[dict[str, Any]]) -> Check:
     #: Names of nodes by the labels that they lack.
     lacking: dict[tuple[str, ...], list[str]] = {}
     for node in nodes:
-        labels, chips = node["metadata"].get("labels") or {}, _allocatable(node).get(_CHIPS, "0")
-        if _ACCELERATOR in labels or chips != "0":
-            kind = labels.get(_ACCELERATOR, "?"), labels.get(_TOPOLOGY, "?"), chips
-            pools[(labels.get(_NODE_POOL, "no pool"), *kind)] += 1
+        labels, chips = node["metadata"].get("labels") or {}, _allocatable(node).get(TPU, "0")
+        if ACCELERATOR_LABEL in labels or chips != "0":
+            kind = labels.get(ACCELERATOR_LABEL, "?"), labels.get(TOPOLOGY_LABEL, "?"), chips
+            pools[(labels.get(POOL_LABEL, "no pool"), *kind)] += 1
             lacked = tuple(label for label in _PLACED_BY if label not in labels)
             lacking.setdefault(lacked, []).append(node["metadata"]["name"])
     if not pools:
@@ -55,7 +54,7 @@ def _slices(nodes: Sequence[dict[str, Any]]) -> Check:
         words += [f"{', '.join(names)} without {', '.join(labels)}" for labels, names in lacking.items()]
         return Check(SLICES, False, "; ".join(words), _how_to_label(lacking), needed=not placeable)
     if all(key[-1] == "0" for key in pools):
-        help_ = f"the TPU device plugin brings {_CHIPS}: kubectl get pods --namespace kube-system"
+        help_ = f"the TPU device plugin brings {TPU}: kubectl get pods --namespace kube-system"
         return Check(SLICES, False, "; ".join(words), help_, needed=False)
     return Check(SLICES, True, "; ".join(words))
 
@@ -88,8 +87,7 @@ def _head(nodes: Sequence[dict[str, Any]], head: Resources) -> Check:
         HEAD,
         False,
         f"none without a taint has room for {size}",
-        "gcloud container node-pools create heads --cluster CLUSTER --location LOCATION --machine-type n2-standard-4 "
-        "--num-nodes 1, or ask for less with the option `head`; nothing is to be done where nodes come when pods ask",
+        f"{MAKE_ROOM}; nothing is to be done where nodes come when pods ask",
         needed=False,
     )
 

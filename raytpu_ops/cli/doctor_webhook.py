@@ -13,6 +13,7 @@ from typing import Any
 from raytpu_ops.backends.gke.rights import RIGHTS, Right
 from raytpu_ops.cli.doctor import Check, unseen
 from raytpu_ops.cli.doctor_cluster import Answer, Cluster
+from raytpu_ops.tpu.shapes import ACCELERATOR_LABEL, TOPOLOGY_LABEL
 
 NAME = "TPU webhook"
 _HELP = (
@@ -25,8 +26,8 @@ _CREATE_CLUSTERS = next(right for right in RIGHTS if (right.resource, right.verb
 _MARK = {"app.kubernetes.io/name": "kuberay"}
 #: A slice of two hosts with four chips each, whose second host is the one that we ask about.
 _SELECTOR = {
-    "cloud.google.com/gke-tpu-accelerator": "tpu-v5-lite-podslice",
-    "cloud.google.com/gke-tpu-topology": "2x4",
+    ACCELERATOR_LABEL: "tpu-v5-lite-podslice",
+    TOPOLOGY_LABEL: "2x4",
 }
 _HOST = 1
 _CONTAINER = "host"

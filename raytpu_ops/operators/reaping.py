@@ -35,7 +35,8 @@ class ReapTpuSlicesOperator(RayTpuOperator):
     :param dry_run: release nothing, log what would be. (templated)
     :param unknown_runs: take leases of runs that this Airflow does not know, too: runs that were
         deleted. Only where no other Airflow has leases on this backend. (templated)
-    :param deadlines: ``{"releasing": …}``: after this long what is still there is an error that names it.
+    :param deadlines: ``{"releasing": …}``: after this long what is still there is an error that names it,
+        be it that Google does not let go of it yet: the next run tells it again.
     :return: ``released``, ``kept`` and ``left`` (empty), in words.
     """
 

@@ -38,6 +38,8 @@ _SMALL_CUBES = ("2x2x1", "2x2x2", "2x2x4", "2x4x4")
 _CUBE_HOST = 4
 #: Topologies of v5e and v6e that Ray takes for one host, whatever the hosts are.
 _RAY_ONE_HOST = frozenset({"1x1", "2x2", "2x4"})
+#: Labels of GKE's TPU nodes: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
+ACCELERATOR_LABEL, TOPOLOGY_LABEL = "cloud.google.com/gke-tpu-accelerator", "cloud.google.com/gke-tpu-topology"
 #: Whose list of topologies is meant below.
 RAY = "Ray 2.60"
 #: The largest dimensions that it lists; beyond them its reservations answer ValueError.
@@ -150,8 +152,8 @@ class SliceShape:
     def node_selector(self) -> dict[str, str]:
         """Labels of the GKE nodes that a pod of this slice runs on."""
         return {
-            "cloud.google.com/gke-tpu-accelerator": self.gke_accelerator,
-            "cloud.google.com/gke-tpu-topology": self.topology,
+            ACCELERATOR_LABEL: self.gke_accelerator,
+            TOPOLOGY_LABEL: self.topology,
         }
 
     @property

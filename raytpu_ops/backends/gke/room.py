@@ -17,6 +17,11 @@ from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
 from raytpu_ops.tpu.shapes import catalogue
 from raytpu_ops.tpu.words import shown
 
+#: What somebody does for a head that has no node.
+MAKE_ROOM = (
+    "gcloud container node-pools create heads --cluster CLUSTER --location LOCATION --machine-type n2-standard-4 "
+    "--num-nodes 1, or ask for less in the option head"
+)
 #: What sends a pod to nodes of the user's choice, of which a pool's description does not tell enough.
 _PLACED_BY = ("nodeSelector", "affinity", "tolerations", "nodeName")
 
@@ -74,9 +79,7 @@ async def head_notes(google: PoolsApi, template: Mapping[str, Any]) -> list[str]
     there = f": {'; '.join(reasons)}" if reasons else ""
     return [
         f"the head asks for {needs.cpus:g} CPUs and {needs.memory / 2**30:g} GiB, and no node pool of the cluster has "
-        f"room for it{there}. If nothing else brings a node, the chips are paid for while it waits: gcloud container "
-        "node-pools create heads --cluster CLUSTER --location LOCATION --machine-type n2-standard-4 --num-nodes 1, or "
-        "ask for less in the option head"
+        f"room for it{there}. If nothing else brings a node, the chips are paid for while it waits: {MAKE_ROOM}"
     ]
 
 
