@@ -156,8 +156,12 @@ class ConnectionAccess(HeldAccess):
     @contextmanager
     def errors_as_ours(self) -> Iterator[None]:
         """See :meth:`HeldAccess.errors_as_ours`."""
-        with self._own.errors_as_ours() if self._own else connection_errors(self._conn_id):
+        try:
             yield
+        except Exception:
+            # Not before: a fetch on the way may have found that there is no connection.
+            with self._own.errors_as_ours() if self._own else connection_errors(self._conn_id):
+                raise
 
 
 def check_type(connection: Connection) -> None:

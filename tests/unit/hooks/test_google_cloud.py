@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 from airflow.sdk import BaseHook
 from google.auth.credentials import AnonymousCredentials
+from google.auth.exceptions import RefreshError
 
 from raytpu_ops.backends.google.access import CloudAccess, DefaultAccess, HeldAccess
 from raytpu_ops.hooks import google_cloud
+from raytpu_ops.hooks.google import GoogleAccess
 from raytpu_ops.hooks.google_cloud import cloud_from
+from raytpu_ops.hooks.kubernetes import ByName
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.tpu.errors import InvalidSpec, Misconfigured
 from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
@@ -214,6 +217,20 @@ class TestTheConnection:
         told = r"Google's default credentials of this machine \(there is no connection 'google_cloud_default'\): no"
         with pytest.raises(Misconfigured, match=f"^{told}"):
             await found.credentials()
+        assert asked == []
+
+    async def test_nor_where_this_machine_gets_no_token_for_a_cluster(
+        self, asked: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        class Refused(AnonymousCredentials):  # type: ignore[misc]
+            def refresh(self, request: object) -> None:
+                raise RefreshError("revoked")
+
+        monkeypatch.setattr("google.auth.default", lambda scopes: (Refused(), "p"))
+        found = GoogleAccess(ByName(cluster_name="tpus", location="us-central2-b"))
+        told = r"Google's default credentials of this machine \(there is no connection 'google_cloud_default'\): Google"
+        with pytest.raises(Misconfigured, match=f"^{told} gives out no token: revoked"):
+            await found.configuration()
         assert asked == []
 
     async def test_a_named_one_that_is_absent_is_an_error(self, asked: list[str]) -> None:
