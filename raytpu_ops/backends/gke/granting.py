@@ -5,8 +5,8 @@ what everything is found by. Then come the pools of the present step, side by si
 (it works on one thing a cluster at a time, F04). When all of them run, the RayCluster's pods are wanted.
 Pools that scale from zero come with the pods, so there the pods are wanted at once; so they are where nodes are
 queued for, since Google takes nodes back that nobody waits for. A step that fails takes its
-pools away again, and sees them gone, before the next one begins. Nothing is remembered in the process:
-each look reads what is there, does what follows from it and is safe to be done again.
+pools away again, and sees them gone, before the next one begins. Nothing that another process needs is
+remembered in this one: each look reads what is there, does what follows from it and is safe to be done again.
 
 Not here: requests and what answers mean (``node_pools.py``), giving back (``giving_back.py``).
 """
@@ -130,6 +130,9 @@ class Granting:
         self._claim, self._plan, self._options, self._begin, self._tools = claim, plan, options, begin, tools
         self._steps = steps(plan, zones)
         self._reconcilers: dict[int, Reconciler] = {}
+        #: By when a step began: when its hosts were first granted. What is taken back and comes anew puts its deadline
+        #: off no more. A process that goes on counts from what it sees, which is one such time more, and not for ever.
+        self._first_granted: dict[datetime, datetime] = {}
         #: How much longer than usual a former lease takes to go.
         self._held = timedelta(0)
 
@@ -289,7 +292,8 @@ class Granting:
         if granted is None:
             return Pending(words)
         # The queue's time is over, and its length does not count (F10).
-        begun = max(granted, _climb(record).begun)
+        climb = _climb(record)
+        begun = self._first_granted.setdefault(climb.begun, max(granted, climb.begun))
         return Entered(words, Phase.PROVISIONING, self._plan.deadlines.at(Phase.PROVISIONING, begun))
 
     def _reconciler(self, step: Step, record: Record) -> Reconciler:

@@ -111,19 +111,14 @@ class TpuApi:
     async def delete(self, zone: str, name: str) -> bool:
         """Tell a queued resource to go, with its nodes (F11); fine where it is gone.
 
-        :return: whether Google took that; it does not while it makes the nodes or takes them away.
+        :return: whether it goes; Google refuses that while it makes the nodes or takes them away.
         """
-        try:
-            return await self._told_to_go(
-                f"delete queued resource {name} in {zone}",
-                self.apis.tpu.delete_queued_resource,
-                {"name": f"{self._parent(zone)}/queuedResources/{name}", "force": True},
-            )
-        except Misconfigured:
-            there = await self.queued_resource(zone, name)
-            if there is not None and there.meaning is not Meaning.GOING:
-                raise
-            return True  # somebody else told it to go in the same moment
+        return await self._told_to_go(
+            f"delete queued resource {name} in {zone}",
+            self.apis.tpu.delete_queued_resource,
+            {"name": f"{self._parent(zone)}/queuedResources/{name}", "force": True},
+            lambda: self.queued_resource(zone, name),
+        )
 
     async def nodes(self, zone: str, unheard: Unheard | None = None) -> list[NodeView]:
         """All nodes of a zone, or :data:`EVERYWHERE`.
@@ -153,21 +148,34 @@ class TpuApi:
     async def delete_node(self, zone: str, name: str) -> bool:
         """Tell a node to go; fine where it is gone.
 
-        :return: whether Google took that.
+        :return: whether it goes.
         """
         return await self._told_to_go(
             f"delete node {name} in {zone}",
             self.apis.tpu.delete_node,
             {"name": f"{self._parent(zone)}/nodes/{name}"},
+            lambda: self.node(zone, name),
         )
 
-    async def _told_to_go(self, asked: str, method: Callable[..., Awaitable[Any]], request: dict[str, Any]) -> bool:
+    async def _told_to_go(
+        self,
+        asked: str,
+        method: Callable[..., Awaitable[Any]],
+        request: dict[str, Any],
+        look: Callable[[], Awaitable[QueuedView | NodeView | None]],
+    ) -> bool:
         try:
             await self.apis.ask_or_none(asked, method, request=request)
-        except RemoteUnavailable as error:
-            if is_not_yet(error):
-                return False
-            raise
+        except (Misconfigured, RemoteUnavailable) as error:
+            not_yet = is_not_yet(error)
+            if isinstance(error, RemoteUnavailable) and not not_yet:
+                raise
+            # Somebody else may have told it to go in the same moment, of which Google says either.
+            there = await look()
+            if there is not None and there.meaning is not Meaning.GOING:
+                if not_yet:
+                    return False
+                raise
         return True
 
     async def said(self, zone: str, node: str) -> list[str]:

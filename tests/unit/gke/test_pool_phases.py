@@ -127,6 +127,27 @@ async def test_a_slice_that_still_waits_for_google_is_not_granted(world: World):
     assert world.now - began > WITHIN
 
 
+async def test_hosts_that_come_anew_again_and_again_put_the_deadline_off_no_more(world: World):
+    """F10, F12: the first hosts of all slices are others at each look, for hours, and the rest never comes."""
+    began = world.now
+    granted = late(world, lambda name: "host-0" in name, 1e6)
+    goes_on = world.meanwhile
+
+    def anew() -> None:
+        goes_on()
+        if granted and world.now - granted[0] < timedelta(hours=3):
+            for name, pod in hosts(world).items():
+                if "host-0" in name:
+                    scheduled(pod, True, world.now)
+
+    world.meanwhile = anew
+    lease = await acquired(world, [FLEX, OnDemand()], provisioning=timedelta(minutes=20))
+
+    [tried] = lease.attempts
+    assert "the provisioning deadline" in tried
+    assert timedelta() <= world.now - began - GRANTED - timedelta(minutes=20) < timedelta(minutes=20)
+
+
 # Nodes that are taken back
 
 

@@ -9,6 +9,7 @@ import asyncio
 from datetime import timedelta
 
 import pytest
+from google.cloud.container_v1 import NodePool
 
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.tpu.capacity import OnDemand, Spot
@@ -20,7 +21,7 @@ from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake.fake import CLUSTER, ZONE
 from tests.unit.gke.conftest import ME
 from tests.unit.gke.fake_kube import RAY_CLUSTERS
-from tests.unit.gke.pool_world import POOLS, World, acquired
+from tests.unit.gke.pool_world import POOLS, RUNNING, World, acquired
 from tests.unit.gke.test_pool_returns import lose_a_slice
 
 #: Seconds: akka/akka-core#32992, GoogleCloudPlatform/cluster-toolkit#6278.
@@ -119,6 +120,30 @@ async def test_a_mend_whose_lease_is_released_takes_its_pool_away_when_google_is
         await world.backend().repair(lease)
 
     assert again not in world.pools
+
+
+async def test_a_mend_whose_lease_is_released_waits_for_what_google_makes_for_another_lease(world: World):
+    """F04: its replacement runs, and is not deleted before GKE is through with somebody else's pool."""
+    lease = await world.granted()
+    container = world.google.container
+    container.vanish(f"{CLUSTER}/nodePools/{POOLS[1]}")
+    lose_a_slice(world.kube)
+    again, began = node_pool_name(ME, 1, 1), world.now
+
+    def released() -> None:
+        if again in world.pools and world.pools[again].status == RUNNING:
+            world.meanwhile = lambda: None
+            world.kube.forget(RAY_CLUSTERS, lease.id)
+            theirs = container.put(CLUSTER, NodePool(name="theirs", status=NodePool.Status.PROVISIONING))
+            container.occupy(CLUSTER, TRIES_S)
+            world.google.clock.after(TRIES_S, lambda: setattr(theirs, "status", RUNNING))
+
+    world.meanwhile = released
+    with pytest.raises(Preempted, match="was released"):
+        await world.backend().repair(lease)
+
+    assert again not in world.pools
+    assert world.now - began > timedelta(seconds=TRIES_S)
 
 
 @AT_ONCE

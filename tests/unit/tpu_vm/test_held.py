@@ -14,7 +14,7 @@ from raytpu_ops.backends.tpu_vm import giving_back
 from raytpu_ops.backends.tpu_vm.giving_back import HELD_WITHIN
 from raytpu_ops.tpu.capacity import OnDemand, Spot
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured
-from tests.google_fake import GoogleFake
+from tests.google_fake import GoogleFake, refusals
 from tests.google_fake.fake import PROJECT, ZONE
 from tests.google_fake.tpu_queue import Held
 from tests.unit.tpu_vm.conftest import ME, Make, nothing_left, planned, state, until
@@ -98,6 +98,19 @@ async def test_a_release_while_hosts_are_made_has_the_time_that_takes(google: Go
     assert released.left == []
     assert released.held == timedelta(0)
     assert nothing_left(google)
+
+
+async def test_what_somebody_else_told_to_go_in_the_same_moment_is_not_held(google: GoogleFake, make: Make):
+    """F36: it was ACTIVE when it was looked at; a release has no two hours more for it."""
+    lease = await make().acquire(planned(Spot()), ME)
+    refused = refusals.not_in_state("DeleteQueuedResource", "DELETING", ["ACTIVE", "FAILED"])
+    google.faults.inject("DeleteQueuedResource", refused, after=True)
+
+    released = await make().release(lease)
+
+    assert state(google) == "DELETING"
+    assert released.held == timedelta(0)
+    assert not any("in which Google deletes nothing" in line for line in released.left)
 
 
 async def test_what_google_holds_for_ever_ends_the_climb_and_is_named(
