@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.definitions._internal.mixins import DependencyMixin
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
@@ -71,7 +71,8 @@ def tpu_slices(
     :param prefix: put before these task ids; a second lease in one DAG needs one.
     :param after: tasks, outputs of tasks or task groups, one or a list, that are over before anything is made.
     :param task_args: arguments of all these tasks, such as ``retries``; a ``retry_policy`` that
-        ``tpu_retry_policy`` made brings its own number of them.
+        ``tpu_retry_policy`` made brings its own number of them. Of ``default_args`` an ``execution_timeout`` does
+        not reach ``release`` and ``released``, and a ``trigger_rule`` none of these tasks.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
     :raises InvalidSpec: one line: what is wrong as written, and what would be right.
     """
@@ -139,6 +140,8 @@ def tpu_slices(
 
 def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:
     """One of the tasks around the body."""
+    # What a DAG says for its own tasks shall not provision after a failure. A teardown gets its rule afterwards.
+    arguments = {"trigger_rule": TriggerRule.ALL_SUCCESS, **arguments}
     if operator is not PlanTpuSlicesOperator:
         # Once slices are asked for, no task waits for another run: they would be paid for all the while.
         arguments |= {"depends_on_past": False, "wait_for_downstream": False}

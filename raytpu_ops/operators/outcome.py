@@ -97,7 +97,8 @@ class TpuSlicesOutcomeOperator(BaseOperator):
         ray_tpu_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        # As for the release: one that is ended by its time is a red run for nothing.
+        super().__init__(**{"execution_timeout": None, **kwargs})
         self.opening_task_id = opening_task_id
         self.release_task_id = release_task_id
         self.provision_task_id = provision_task_id

@@ -220,6 +220,9 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
     Works from the lease, and where that never arrived (the provisioning task was marked success
     by hand, say) from the owner's labels on the real objects.
 
+    An ``execution_timeout`` of ``default_args`` does not reach it, only one of its own: a release that is ended
+    half way leaves chips that bill.
+
     :param lease: the output of the provisioning task. (templated)
     :param provision_task_id: the task whose slices are released when there is no lease in XCom. (templated)
     :param backend: where to look in that case. (templated)
@@ -243,7 +246,8 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         deadlines: Deadlines | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(**kwargs)
+        # Said here, what `default_args` and Airflow's configuration say does not count.
+        super().__init__(**{"execution_timeout": None, **kwargs})
         self.lease = lease
         self.provision_task_id = provision_task_id
         self.backend = backend

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from raytpu_ops import (
     RayServeOperator,
     RayTpuJobOperator,
     RayTrainOperator,
+    ReleaseTpuSlicesOperator,
     TpuSlicesReadySensor,
     tpu_slices,
 )
@@ -154,6 +156,48 @@ def test_task_arguments_reach_every_task_of_the_lease() -> None:
         "release": 7,
         "released": 0,
     }
+
+
+#: What people write for all tasks of a DAG, with work in mind and not slices.
+FOR_ALL = {"execution_timeout": timedelta(minutes=5), "trigger_rule": "all_done"}
+
+
+def test_no_release_is_cut_off_by_the_execution_timeout_of_all_tasks() -> None:
+    """One that ends half way leaves chips that bill."""
+    with DAG("d", schedule=None, default_args=FOR_ALL) as dag:
+        with tpu_slices("v4", topology="2x2x1", backend="local"):
+            pass
+        ReleaseTpuSlicesOperator(task_id="own", lease=None)
+        ReleaseTpuSlicesOperator(task_id="said", lease=None, execution_timeout=timedelta(hours=1))
+
+    limits = {task.task_id: task.execution_timeout for task in dag.tasks}
+    assert [limits.pop(name) for name in ("release", "released", "own", "said")] == [*3 * [None], timedelta(hours=1)]
+    assert set(limits.values()) == {FOR_ALL["execution_timeout"]}
+
+
+def test_nothing_is_provisioned_after_a_failure_whatever_the_trigger_rule_of_all_tasks() -> None:
+    with DAG("d", schedule=None, default_args=FOR_ALL) as dag, tpu_slices("v4", topology="2x2x1", backend="local"):
+        pass
+
+    rules = {task.task_id: str(task.trigger_rule.value) for task in dag.tasks}
+    assert rules == {
+        **dict.fromkeys(("plan", "provision", "labelled"), "all_success"),
+        **dict.fromkeys(("release", "released"), "all_done_setup_success"),
+    }
+
+
+def test_what_tpu_slices_is_told_goes_over_that() -> None:
+    with (
+        DAG("d", schedule=None, default_args=FOR_ALL) as dag,
+        tpu_slices(
+            "v4", topology="2x2x1", backend="local", trigger_rule="none_failed", execution_timeout=timedelta(hours=1)
+        ),
+    ):
+        pass
+
+    assert {str(dag.get_task(name).trigger_rule.value) for name in ("plan", "provision", "labelled")} == {"none_failed"}
+    assert {task.execution_timeout for task in dag.tasks} == {timedelta(hours=1)}
+    assert dag.get_task("release").trigger_rule.value == "all_done_setup_success"
 
 
 @pytest.mark.parametrize(
