@@ -76,6 +76,12 @@ class LocalBackend:
         for what, value in {"head_cpus": head_cpus, "host_cpus": host_cpus, "max_hosts": max_hosts}.items():
             if type(value) is not int or value < 1:
                 raise InvalidSpec(f"backend 'local': {what} must be a whole number from 1, got {value!r}")
+        # Text is a collection too, of letters. What somebody wrote in place of names may be a secret.
+        if not isinstance(pass_env, list | tuple | set | frozenset) or not all(isinstance(n, str) for n in pass_env):
+            raise InvalidSpec(
+                "backend 'local': pass_env must be a list of names of variables, such as ['MY_VARIABLE'], got "
+                f"{type(pass_env).__name__}"
+            )
         self.root = Root(root)
         self._max_hosts = max_hosts
         self._needs_ray = tuple(ray_start) == RAY_START

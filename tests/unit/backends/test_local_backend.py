@@ -44,6 +44,8 @@ def test_it_speaks_the_protocol(root: Path) -> None:
         ({"colour": "red"}, "there is no option 'colour'; there are root, head_cpus, host_cpus"),
         ({"host_cpu": 1}, "there is no option 'host_cpu'; did you mean 'host_cpus'"),
         ({"head_cpus": 0}, "head_cpus must be a whole number from 1, got 0"),
+        ({"pass_env": "HOME"}, r"pass_env must be a list of names of variables, such as \['MY_VARIABLE'\], got str"),
+        ({"pass_env": {"TOKEN": "x"}}, "pass_env must be a list of names .* got dict"),
         ({"host_cpus": True}, "host_cpus"),
         ({"max_hosts": "4"}, "max_hosts"),
     ],
