@@ -76,6 +76,8 @@ def tpu_slices(
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
     :raises InvalidSpec: one line: what is wrong as written, and what would be right.
     """
+    if not isinstance(prefix, str):
+        raise InvalidSpec(f"tpu_slices: prefix must be text, such as 'second_', got {shown(prefix)}")
     wanted: dict[str, Any] = {
         "generation": generation,
         "topology": topology,

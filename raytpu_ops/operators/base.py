@@ -10,7 +10,7 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from airflow.sdk import BaseOperator, XComArg
 from airflow.sdk.configuration import conf
@@ -20,6 +20,7 @@ from raytpu_ops.operators.retries import TpuRetryPolicy
 from raytpu_ops.tpu.deadlines import Schedule
 from raytpu_ops.tpu.errors import InvalidSpec, from_event
 from raytpu_ops.tpu.lease import Owner, SliceLease
+from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -152,12 +153,23 @@ class RayTpuOperator(BaseOperator):
     ``retry_policy`` made by ``tpu_retry_policy`` brings its number of ``retries``, where none is given with it.
 
     :param deferrable: wait in the triggerer, without a worker slot. On by default.
+    :raises InvalidSpec: ``deferrable`` is no switch, or ``do_xcom_push`` is off where the result is needed.
     """
 
     ui_color = "#d7ecff"
+    #: Whether somebody needs what the task returns: those that take it, and a triggerer that was cut off from Airflow
+    #: and has to tell work that is in use from work that a person ended.
+    needs_xcom: ClassVar[bool] = True
 
     def __init__(self, *, deferrable: bool = True, **kwargs: Any) -> None:
         super().__init__(**{**kwargs, **_retries_of_policy(kwargs)})
+        if not isinstance(deferrable, bool):
+            raise InvalidSpec(f"{self.task_id}: deferrable must be True or False, got {shown(deferrable)}")
+        if self.needs_xcom and not self.do_xcom_push:
+            raise InvalidSpec(
+                f"{self.task_id}: do_xcom_push is off, of its own or by default_args, but what a {type(self).__name__} "
+                "returns is needed; set do_xcom_push=True on it"
+            )
         self.deferrable = deferrable
         self._flow: asyncio.Task[Any] | None = None
         #: For the task whose output is the lease of a ``with tpu_slices(…)`` block: those made before its end.

@@ -42,6 +42,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
 
     template_fields: Sequence[str] = ("backend", "backend_options", "ray_tpu_conn_id", "only_look", "unknown_runs")
     ui_color = "#f3dcc4"
+    needs_xcom = False
 
     def __init__(
         self,

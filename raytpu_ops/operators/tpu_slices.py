@@ -118,6 +118,8 @@ class PlanTpuSlicesOperator(_WantsSlices):
     The parameters are those of :class:`ProvisionTpuSlicesOperator`.
     """
 
+    needs_xcom = False
+
     def begin(self, context: Context) -> dict[str, Any]:
         """Plan.
 
@@ -234,6 +236,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
 
     template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "backend_options", "ray_tpu_conn_id")
     ui_color = "#f3dcc4"
+    needs_xcom = False
 
     def __init__(
         self,

@@ -53,6 +53,11 @@ def ready(**changes: Any) -> Any:
     return TpuSlicesReadySensor(task_id="t", lease=None, **changes)
 
 
+def block(**changes: Any) -> None:
+    with tpu_slices("v4", **{"topology": "2x2x1", "backend": "local", **changes}):
+        pass
+
+
 def line_of(make: Make, **changes: Any) -> str:
     with DAG("d", schedule=None), pytest.raises(InvalidSpec) as refused:
         make(**changes)
@@ -106,6 +111,9 @@ MISTAKES: list[tuple[Make, dict[str, Any], str]] = [
     (release, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"poke_interval": 0}, "poke_interval: must be longer than zero"),
+    (train, {"deferrable": "no"}, "t: deferrable must be True or False, got 'no'"),
+    (block, {"deferrable": None}, "plan: deferrable must be True or False, got None"),
+    (block, {"prefix": None}, "tpu_slices: prefix must be text, such as 'second_', got None"),
 ]
 
 
@@ -158,6 +166,19 @@ def test_templates_wait_until_they_are_rendered(make: Make, changes: dict[str, A
         made = make(**changes)
 
     assert made.task_id == "t"
+
+
+@pytest.mark.parametrize("make", [provision, ready, train, job, serve, block])
+def test_a_result_that_is_needed_is_not_switched_off_for_all_tasks(make: Make) -> None:
+    off = {"do_xcom_push": False}
+    with DAG("d", schedule=None, default_args=off), pytest.raises(InvalidSpec, match="do_xcom_push=True on it"):
+        make()
+
+
+@pytest.mark.parametrize("make", [release, reap])
+def test_a_result_that_nobody_needs_may_be_switched_off(make: Make) -> None:
+    with DAG("d", schedule=None, default_args={"do_xcom_push": False}):
+        assert not make().do_xcom_push
 
 
 def test_what_other_tasks_return_waits_too() -> None:
