@@ -21,23 +21,18 @@ app.add_typer(fault_app, name="fault")
 
 
 def _checked_root(root: Path | None) -> Path | None:
-    """Refuse a folder that is no root of ours: it would look like one without leases."""
-    if root is not None:
-        from raytpu_ops.backends.local.layout import Root as LocalRoot
+    """Refuse a folder that is no root of ours: it would look like one without faults."""
+    from raytpu_ops.backends.local.layout import Root as LocalRoot
 
-        LocalRoot(root).check_ours()
+    LocalRoot(root).check_ours()
     return root
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
-_ROOT: dict[str, Any] = {
-    "help": "Root folder of the local backend.",
-    "envvar": "RAYTPU_LOCAL_ROOT",
-    "show_default": False,
-}
-Root = Annotated[Path | None, typer.Option("--root", callback=_checked_root, **_ROOT)]
-#: The doctor says itself what is wrong with one.
-AnyRoot = Annotated[Path | None, typer.Option("--root", **_ROOT)]
+# The backend reads the variable: it says where local leases are, and not that the local ones are meant.
+_ROOT: dict[str, Any] = {"help": "local: its root folder; default $RAYTPU_LOCAL_ROOT.", "show_default": False}
+Root = Annotated[Path | None, typer.Option("--root", **_ROOT)]
+FaultRoot = Annotated[Path | None, typer.Option("--root", callback=_checked_root, **_ROOT)]
 Slice = Annotated[int, typer.Option("--slice", min=0, help="Number of the slice in the lease.")]
 Worker = Annotated[int, typer.Option("--worker", min=0, help="Worker id of the host in its slice.")]
 Times = Annotated[int, typer.Option("--times", min=1, help="How many of the next leases it strikes.")]
@@ -140,7 +135,7 @@ def ui(
 @app.command()
 def doctor(
     backend: Backend = None,
-    root: AnyRoot = None,
+    root: Root = None,
     conn_id: Annotated[
         str | None,
         typer.Option("--conn-id", help="gke, tpu_vm: an Airflow connection that says the rest.", show_default=False),
@@ -308,7 +303,7 @@ def no_capacity(
     rung: Annotated[
         list[str] | None, typer.Option("--rung", help="Refuse only this kind of capacity, such as spot; repeatable.")
     ] = None,
-    root: Root = None,
+    root: FaultRoot = None,
 ) -> None:
     """The next leases find no capacity."""
     from raytpu_ops.backends.local import faults
@@ -323,7 +318,7 @@ def slow_host(
     worker: Worker = 0,
     seconds: Annotated[float, typer.Option(min=0, max=3600, help="How late.")] = 30,
     times: Times = 1,
-    root: Root = None,
+    root: FaultRoot = None,
 ) -> None:
     """A host of the next lease starts late."""
     from raytpu_ops.backends.local import faults
@@ -333,7 +328,7 @@ def slow_host(
 
 
 @fault_app.command("duplicate-worker-id")
-def duplicate_worker_id(slice_: Slice = 0, worker: Worker = 1, times: Times = 1, root: Root = None) -> None:
+def duplicate_worker_id(slice_: Slice = 0, worker: Worker = 1, times: Times = 1, root: FaultRoot = None) -> None:
     """A host of the next lease shows the worker id of the host before it."""
     from raytpu_ops.backends.local import faults
 
@@ -346,7 +341,7 @@ def kill_host(
     lease: Annotated[str, typer.Argument(help="The lease's id.")],
     slice_: Slice = 0,
     worker: Worker = 0,
-    root: Root = None,
+    root: FaultRoot = None,
 ) -> None:
     """Kill everything on one host of a lease."""
     from raytpu_ops.backends.local import faults
@@ -358,7 +353,7 @@ def kill_host(
 def preempt_slice(
     lease: Annotated[str, typer.Argument(help="The lease's id.")],
     slice_: Slice = 0,
-    root: Root = None,
+    root: FaultRoot = None,
 ) -> None:
     """Kill every host of one slice, as a preemption without notice does."""
     from raytpu_ops.backends.local import faults
@@ -367,7 +362,7 @@ def preempt_slice(
 
 
 @fault_app.command("list")
-def list_faults(root: Root = None) -> None:
+def list_faults(root: FaultRoot = None) -> None:
     """List faults that wait for a lease."""
     from raytpu_ops.backends.local import faults
 
@@ -379,7 +374,7 @@ def list_faults(root: Root = None) -> None:
 
 
 @fault_app.command("clear")
-def clear_faults(root: Root = None) -> None:
+def clear_faults(root: FaultRoot = None) -> None:
     """Forget the faults that wait."""
     from raytpu_ops.backends.local import faults
 

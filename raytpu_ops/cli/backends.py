@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from raytpu_ops.backends.base import Backend, Patience, backend_names, make_backend
 from raytpu_ops.backends.gke import GkeBackend
+from raytpu_ops.backends.local import LocalBackend
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.demo.leases import local_backend
 from raytpu_ops.tpu.errors import InvalidSpec
@@ -26,6 +27,7 @@ PATIENCE = timedelta(seconds=30)
 ELSEWHERE = "--conn-id or --backend looks elsewhere"
 #: Option -> the backends that it is for.
 _FOR = {
+    "--root": ("local",),
     "--kubeconfig": ("gke",),
     "--context": ("gke",),
     "--namespace": ("gke",),
@@ -75,23 +77,27 @@ def backend_name(backend: str | None, conn_id: str | None, default: str) -> str:
     return str(said or backend)
 
 
-def _of_tasks() -> str | None:
-    """The connection of tasks that name none; None where Airflow does not have it. Which one it is is said.
+def _of_tasks(backend: str | None) -> str | None:
+    """The connection of tasks that name none; None where Airflow does not have it. Where that leads is said.
 
+    :param backend: what ``--backend`` says: None as well where the connection is for another.
     :raises Misconfigured: it is there and cannot be read.
     """
     with _quiet_airflow():
         from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
-        name = RayTpuHook.default_conn_name
-        if RayTpuHook(name).connection is None:
-            # Also where Airflow's database does not answer: nobody may take silence about local for an answer.
-            print(
-                f"raytpu: on this machine (local), since no connection {name!r} was found: {ELSEWHERE}", file=sys.stderr
-            )
-            return None
-        print(f"raytpu: by connection {name!r}, as tasks that name none", file=sys.stderr)
-        return name
+        name, found = RayTpuHook.default_conn_name, None
+        hook = RayTpuHook(name)
+        # Also where Airflow's database does not answer: nobody may take silence about local for an answer.
+        if hook.connection is None:
+            why = f"since no connection {name!r} was found"
+            where = f"by the options alone, {why}" if backend else f"on this machine (local), {why}: {ELSEWHERE}"
+        elif backend and (said := hook.options.get("backend", backend)) != backend:
+            where = f"not by connection {name!r}, which is for {said!r}"
+        else:
+            found, where = name, f"by connection {name!r}, as tasks that name none"
+        print(f"raytpu: {where}", file=sys.stderr)
+        return found
 
 
 @contextmanager
@@ -142,8 +148,8 @@ class Where:
 
         :raises InvalidSpec: ``--backend`` and the connection disagree, or neither says one.
         """
-        if not (backend or conn_id or root or kubeconfig or context):
-            conn_id = _of_tasks()
+        if not (conn_id or root or kubeconfig or context):
+            conn_id = _of_tasks(backend)
         name = backend_name(backend, conn_id, "local")
         return cls(name, root, kubeconfig, context, namespace, conn_id, project, zones or ())
 
@@ -153,6 +159,7 @@ class Where:
         :raises InvalidSpec: for a name that is none, or options that are not for this one.
         """
         given = {
+            "--root": self.root,
             "--kubeconfig": self.kubeconfig,
             "--context": self.context,
             "--namespace": self.namespace,
@@ -166,13 +173,20 @@ class Where:
         if self.conn_id and (self.kubeconfig or self.context):
             raise InvalidSpec("--conn-id says which cluster it is: leave --kubeconfig and --context out")
         backend = self._made()
+        if isinstance(backend, LocalBackend):
+            backend.root.check_ours()
         if isinstance(backend, GkeBackend | TpuVmBackend):
             backend.patience = Patience(PATIENCE, lambda line: print(f"raytpu: {line}", file=sys.stderr))
         return backend
 
     def _made(self) -> Backend:
         if self.conn_id:
-            over = {"namespace": self.namespace, "project_id": self.project, "zones": ",".join(self.zones)}
+            over = {
+                "root": self.root and str(self.root),
+                "namespace": self.namespace,
+                "project_id": self.project,
+                "zones": ",".join(self.zones),
+            }
             return by_connection(self.conn_id, self.backend, **{key: value for key, value in over.items() if value})
         if self.backend == "tpu_vm":
             from raytpu_ops.backends.google.access import DefaultAccess
@@ -184,6 +198,21 @@ class Where:
             access = KubeconfigAccess(self.kubeconfig, self.context)
             return make_backend("gke", access=access, **({"namespace": self.namespace} if self.namespace else {}))
         return local_backend(self.root) if self.backend == "local" else make_backend(self.backend)
+
+
+async def looked(backend: Backend) -> str:
+    """Where a backend's leases were looked for, so that nobody takes another place for empty.
+
+    :param backend: that was asked.
+    """
+    if isinstance(backend, LocalBackend):
+        return f"on {backend.name} below {backend.root.path}"
+    if isinstance(backend, TpuVmBackend):
+        return f"on {backend.name} in project {await backend.cloud.project()}"
+    if isinstance(backend, GkeBackend):
+        cluster = ", ".join(f"{key} {value}" for key, value in backend.access.selectors.items())
+        return f"in namespace {backend.settings.namespace} of {cluster or 'the cluster that this pod is in'}"
+    return f"on {backend.name}"
 
 
 def by_connection(conn_id: str, backend: str, **options: str) -> Backend:

@@ -113,7 +113,7 @@ def look(
     from raytpu_ops.cli.backends import refuse_others
 
     given = {"--kubeconfig": kubeconfig, "--context": context, "--namespace": namespace, "--project": project}
-    refuse_others(backend, given)
+    refuse_others(backend, {**given, "--root": root})
     if conn_id and backend == "local":
         raise InvalidSpec("--conn-id: not for --backend local: this machine is looked at, with --root")
     if backend == "gke" and project:

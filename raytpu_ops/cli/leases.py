@@ -8,15 +8,16 @@ import sys
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from raytpu_ops.backends.base import Backend, Released
-from raytpu_ops.backends.gke import GkeBackend
-from raytpu_ops.cli.backends import ELSEWHERE, Where
+from raytpu_ops.backends.base import Backend, Released, silent
+from raytpu_ops.cli.backends import ELSEWHERE, Where, looked
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from raytpu_ops.flows.reaping import Reaped
 
 #: What a line of the table needs beside the lease's id; below that each lease gets lines of its own.
 _BESIDE_ID = 76
@@ -29,18 +30,17 @@ def show(where: Where, *, as_json: bool, verbose: bool = False) -> None:
     :param where: the backend that is asked.
     :param verbose: everything that is missing, too.
     """
-    backend = where.open()
-    rows = asyncio.run(_rows(backend))
+    rows, place = asyncio.run(_rows(where.open()))
+    if not rows and not as_json:
+        print(f"no leases {place}")
+        return
+    _aside(f"raytpu: leases {place}")
     if as_json:
         print(json.dumps(rows, indent=2))
         return
     from rich.console import Console
 
-    console = Console(highlight=False)
-    if not rows:
-        console.print(f"no leases {_where(backend)}", soft_wrap=True)
-        return
-    _print(console, rows, verbose=verbose)
+    _print(Console(highlight=False), rows, verbose=verbose)
 
 
 def _print(console: Console, rows: list[dict[str, Any]], *, verbose: bool) -> None:
@@ -100,17 +100,18 @@ def reap(where: Where, *, dry_run: bool) -> int:
     from raytpu_ops.flows.reaping import nobody_knows
     from raytpu_ops.flows.reaping import reap as reap_expired
 
-    by = Deadlines.of(None).at(Phase.RELEASING)
-    backend = where.open()
-    done = asyncio.run(
-        reap_expired(backend, nobody_knows, datetime.now(UTC), by=by, say=lambda line: None, dry_run=dry_run)
-    )
+    async def done_and_where() -> tuple[Reaped, str]:
+        by, backend = Deadlines.of(None).at(Phase.RELEASING), where.open()
+        done = await reap_expired(backend, nobody_knows, datetime.now(UTC), by=by, say=silent, dry_run=dry_run)
+        return done, await looked(backend)
+
+    done, place = asyncio.run(done_and_where())
     for line in done.released:
         print(f"{'would release' if dry_run else 'released'}: {line}")
     for line in done.left:
         print(f"left: {line}")
     if not done.released and not done.left:
-        print(f"nothing has expired {_where(backend)}")
+        print(f"nothing has expired {place}")
     return 1 if done.left else 0
 
 
@@ -122,7 +123,7 @@ async def _release(backend: Backend, lease_id: str) -> Released:
     named = [lease for lease in found if lease.id == lease_id]
     if not named:
         there = ", ".join(dict.fromkeys(lease.id for lease in found)) or "none"
-        raise InvalidSpec(f"lease {lease_id!r} does not exist on {backend.name}; there are {there}: {ELSEWHERE}")
+        raise InvalidSpec(f"lease {lease_id!r} does not exist {await looked(backend)}; there are {there}: {ELSEWHERE}")
     by = Deadlines.of(None).at(Phase.RELEASING)
     removed, left = [], []
     for lease in named:
@@ -133,8 +134,10 @@ async def _release(backend: Backend, lease_id: str) -> Released:
     return Released(removed=removed, left=left)
 
 
-async def _rows(backend: Backend) -> list[dict[str, Any]]:
-    return [await _row(backend, lease) for lease in await backend.list_leases(_aside)]
+async def _rows(backend: Backend) -> tuple[list[dict[str, Any]], str]:
+    """The leases, and where they are."""
+    rows = [await _row(backend, lease) for lease in await backend.list_leases(_aside)]
+    return rows, await looked(backend)
 
 
 async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:
@@ -155,11 +158,6 @@ async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:
         "whole": whole,
         "readiness": readiness,
     }
-
-
-def _where(backend: Backend) -> str:
-    """Where was looked, so that nobody takes another place for empty."""
-    return f"in namespace {backend.settings.namespace}" if isinstance(backend, GkeBackend) else f"on {backend.name}"
 
 
 def _aside(line: str) -> None:

@@ -86,7 +86,7 @@ async def _planned(
     spec: SliceSpec, rungs: Sequence[AnyCapacity], where: Where, google: Google, lease_for: timedelta
 ) -> Plan:
     given = {"--namespace": where.namespace, "--cluster": google.cluster, "--zone": google.zones}
-    refuse_others(where.backend, {**given, "--project": google.project})
+    refuse_others(where.backend, {**given, "--project": google.project, "--root": where.root})
     backend = await _by_connection(where, google) if google.conn_id else await _by_options(where, google)
     plan = await backend.plan(spec, rungs, lease_for=lease_for)
     notes = list(plan.notes)
@@ -113,6 +113,8 @@ async def _by_connection(where: Where, google: Google) -> Backend:
         options = {"zones": list(google.zones), "price_per_chip_hour": google.price}
     elif where.backend == "gke":
         options = {"namespace": where.namespace}
+    elif where.root:
+        options = {"root": str(where.root)}
     if google.project:
         options["project_id"] = google.project
     options = {key: value for key, value in options.items() if value}

@@ -34,7 +34,7 @@ RUNNER = CliRunner()
 def run(*words: str, code: int = 0) -> str:
     result = RUNNER.invoke(cli.app, list(words), catch_exceptions=False)
     assert result.exit_code == code, result.output
-    return result.output
+    return result.stdout
 
 
 def test_help_imports_nothing_heavy():
@@ -206,8 +206,11 @@ def test_a_lease_whose_ray_does_not_answer_is_listed_all_the_same(backend: Backe
 
 
 def test_no_leases(short_dir: Path):
-    assert run("leases", "--root", str(short_dir / "r")).strip() == "no leases on local"
-    assert json.loads(run("leases", "--json", "--root", str(short_dir / "r"))) == []
+    words = ["leases", "--root", str(short_dir / "r")]
+    assert run(*words) == f"no leases on local below {short_dir / 'r'}\n"
+    as_json = RUNNER.invoke(cli.app, [*words, "--json"], catch_exceptions=False)
+    assert json.loads(as_json.stdout) == []
+    assert as_json.stderr == f"raytpu: leases on local below {short_dir / 'r'}\n"
 
 
 @pytest.mark.parametrize("root", ["/etc", ""])
@@ -318,6 +321,9 @@ def test_a_cluster_that_is_away_is_said_and_given_up_soon(
         (("reap", "--backend", "gke", "--project", "p"), "--project: for --backend gke only with --conn-id"),
         (("plan", "v4-8", "--backend", "local", "--cluster", "x"), "--cluster: not for --backend local, but for gke"),
         (("plan", "v4-8", "--backend", "local", "--zone", "x"), "--zone: not for --backend local, but for tpu_vm and"),
+        (("leases", "--backend", "gke", "--root", "/r"), "--root: not for --backend gke, but for local"),
+        (("plan", "v4-8", "--root", "/r"), "--root: not for --backend gke, but for local"),
+        (("doctor", "--backend", "tpu_vm", "--root", "/r"), "--root: not for --backend tpu_vm, but for local"),
         (("doctor", "--zone", "us-east5-b"), "--zone: not for --backend local here, but for tpu_vm"),
         (("doctor", "--backend", "gke", "--project", "p"), "--project: not for --backend gke here, but for tpu_vm"),
     ],

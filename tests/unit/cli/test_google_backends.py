@@ -13,7 +13,6 @@ import pytest
 from typer.testing import CliRunner
 
 from raytpu_ops.backends.base import make_backend
-from raytpu_ops.backends.local import LocalBackend
 from raytpu_ops.cli import app as cli
 from raytpu_ops.cli.backends import Where
 from raytpu_ops.tpu.capacity import OnDemand
@@ -22,7 +21,10 @@ from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from tests.google_fake import GoogleFake
 from tests.google_fake.access import FakeAccess
-from tests.google_fake.fake import ZONE
+from tests.google_fake.fake import PROJECT, ZONE
+
+#: Where the fake's leases are.
+VMS = f"on tpu_vm in project {PROJECT}"
 
 
 @pytest.fixture
@@ -69,10 +71,12 @@ def test_leases_are_looked_for_where_tasks_that_name_no_connection_get_them(goog
     lease = granted(google)
     result = CliRunner().invoke(cli.app, ["leases", "--json"], catch_exceptions=False)
     assert [row["id"] for row in json.loads(result.stdout)] == [lease.id]
-    assert result.stderr == "raytpu: by connection 'ray_tpu_default', as tasks that name none\n"
+    assert result.stderr == (
+        f"raytpu: by connection 'ray_tpu_default', as tasks that name none\nraytpu: leases {VMS}\n"
+    )
 
-    assert CliRunner().invoke(cli.app, ["reap"], catch_exceptions=False).stdout == "nothing has expired on tpu_vm\n"
-    with pytest.raises(InvalidSpec, match=f"'another' does not exist on tpu_vm; there are {lease.id}: --conn-id or"):
+    assert CliRunner().invoke(cli.app, ["reap"], catch_exceptions=False).stdout == f"nothing has expired {VMS}\n"
+    with pytest.raises(InvalidSpec, match=f"'another' does not exist {VMS}; there are {lease.id}: --conn-id or"):
         CliRunner().invoke(cli.app, ["release", "another"], catch_exceptions=False)
 
 
@@ -86,24 +90,80 @@ def test_a_default_connection_that_cannot_be_read_is_no_absent_one(
         CliRunner().invoke(cli.app, command, catch_exceptions=False)
 
 
+def test_a_backend_alone_still_goes_by_the_connection_of_tasks(
+    google: GoogleFake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F09: a connection that names no backend was dropped, and other credentials' leases looked at."""
+    extra = {"zones": [ZONE], "google_endpoints": google.endpoints}
+    monkeypatch.setenv("AIRFLOW_CONN_RAY_TPU_DEFAULT", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+    lease = granted(google)
+    result = CliRunner().invoke(cli.app, ["leases", "--backend", "tpu_vm", "--json"], catch_exceptions=False)
+    assert [row["id"] for row in json.loads(result.stdout)] == [lease.id]
+    assert result.stderr.startswith("raytpu: by connection 'ray_tpu_default', as tasks that name none\n")
+
+
 @pytest.mark.usefixtures("default")
-def test_options_of_another_backend_go_over_the_default_connection(short_dir: Path) -> None:
-    for options in (["--backend", "local"], ["--root", str(short_dir / "r")]):
-        found = CliRunner().invoke(cli.app, ["leases", *options], catch_exceptions=False)
-        assert (found.stdout, found.stderr) == ("no leases on local\n", "")
+@pytest.mark.parametrize("command", ["leases", "reap"])
+def test_the_variable_of_the_local_root_chooses_no_backend(
+    google: GoogleFake, monkeypatch: pytest.MonkeyPatch, short_dir: Path, command: str
+) -> None:
+    """F09: a shell that had tried the demo saw no lease any more while VMs bill."""
+    monkeypatch.setenv("RAYTPU_LOCAL_ROOT", str(short_dir / "r"))
+    lease = granted(google)
+    result = CliRunner().invoke(cli.app, [command], catch_exceptions=False)
+    assert "raytpu: by connection 'ray_tpu_default', as tasks that name none" in result.stderr
+    assert lease.id in result.stdout if command == "leases" else result.stdout == f"nothing has expired {VMS}\n"
+    with pytest.raises(InvalidSpec, match=f"'another' does not exist {VMS}; there are {lease.id}: "):
+        CliRunner().invoke(cli.app, ["release", "another"], catch_exceptions=False)
+
+
+@pytest.mark.usefixtures("default")
+def test_options_of_another_backend_go_over_the_default_connection(
+    monkeypatch: pytest.MonkeyPatch, short_dir: Path
+) -> None:
+    monkeypatch.setenv("RAYTPU_LOCAL_ROOT", str(short_dir / "v"))
+    found = CliRunner().invoke(cli.app, ["leases", "--backend", "local"], catch_exceptions=False)
+    assert found.stdout == f"no leases on local below {short_dir / 'v'}\n"
+    assert found.stderr == "raytpu: not by connection 'ray_tpu_default', which is for 'tpu_vm'\n"
+    found = CliRunner().invoke(cli.app, ["leases", "--root", str(short_dir / "r")], catch_exceptions=False)
+    assert (found.stdout, found.stderr) == (f"no leases on local below {short_dir / 'r'}\n", "")
 
 
 def test_without_that_connection_it_is_said_where_was_looked(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
-    monkeypatch.delenv("RAYTPU_LOCAL_ROOT", raising=False)
-    monkeypatch.setattr("raytpu_ops.cli.backends.local_backend", lambda root: LocalBackend(short_dir / "r"))
+    monkeypatch.setenv("RAYTPU_LOCAL_ROOT", str(short_dir / "r"))
     found = CliRunner().invoke(cli.app, ["leases"], catch_exceptions=False)
-    assert found.stdout == "no leases on local\n"
+    assert found.stdout == f"no leases on local below {short_dir / 'r'}\n"
     assert found.stderr == (
         "raytpu: on this machine (local), since no connection 'ray_tpu_default' was found: --conn-id or --backend "
         "looks elsewhere\n"
     )
-    with pytest.raises(InvalidSpec, match="does not exist on local; there are none: --conn-id or --backend looks else"):
+    with pytest.raises(InvalidSpec, match=f"not exist on local below {short_dir}/r; there are none: --conn-id or --b"):
         CliRunner().invoke(cli.app, ["release", "a-lease"], catch_exceptions=False)
+
+
+def test_the_variable_of_the_local_root_may_not_name_a_strange_folder(
+    monkeypatch: pytest.MonkeyPatch, short_dir: Path
+) -> None:
+    """It would look like a root without leases."""
+    (short_dir / "notes").touch()
+    short_dir.chmod(0o700)
+    monkeypatch.setenv("RAYTPU_LOCAL_ROOT", str(short_dir))
+    for command in (["leases"], ["reap"], ["fault", "list"]):
+        with pytest.raises(InvalidSpec, match="no root of the local backend"):
+            CliRunner().invoke(cli.app, command, catch_exceptions=False)
+
+
+def test_a_root_goes_over_the_one_of_a_connection(monkeypatch: pytest.MonkeyPatch, short_dir: Path) -> None:
+    """It was dropped without a word, and leases were looked for below the connection's."""
+    extra = {"backend": "local", "root": str(short_dir / "c")}
+    monkeypatch.setenv("AIRFLOW_CONN_HERE", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+    for options, root in (([], "c"), (["--root", str(short_dir / "r")], "r")):
+        for command, told in (("leases", "no leases"), ("reap", "nothing has expired")):
+            found = CliRunner().invoke(cli.app, [command, "--conn-id", "here", *options], catch_exceptions=False)
+            assert found.stdout == f"{told} on local below {short_dir / root}\n"
+        words = ["plan", "v4-8", "--conn-id", "here", *options, "--json"]
+        planned = CliRunner().invoke(cli.app, words, catch_exceptions=False)
+        assert f"a folder below {short_dir / root}" in json.loads(planned.stdout)["creates"]
 
 
 @pytest.mark.parametrize("command", ["leases", "doctor", "plan"])
