@@ -5,7 +5,6 @@ Only imported where JaxTrainer is: it stands on Ray Train's developer API of cal
 
 from __future__ import annotations
 
-import functools
 import os
 from typing import Any
 
@@ -14,6 +13,7 @@ from ray.train.v2._internal.execution.callback import ControllerCallback, Worker
 from ray.train.v2._internal.execution.worker_group import worker_group as ray_worker_group
 
 from raytpu_ops.runtime.ledger import end_log
+from raytpu_ops.runtime.reserve import Claim, reserve_together
 from raytpu_ops.tpu.spec import SliceSpec
 
 #: How long a worker may take to end its log; one that hangs must not hold the others up.
@@ -27,31 +27,30 @@ class Attendant(WorkerGroupCallback, ControllerCallback):
 
     :param run: the run, as the ledger calls it.
     :param spec: the slices that it asks for.
+    :param within_s: how long they may be waited for, in seconds.
     """
 
-    def __init__(self, run: str, spec: SliceSpec) -> None:
+    def __init__(self, run: str, spec: SliceSpec, within_s: float) -> None:
         self._run = run
         self._spec = spec
+        self._within_s = within_s
 
     def after_controller_start(self, train_run_context: Any) -> None:
         """Settings that Ray Train reads in its own process and does not pass there."""
         os.environ.setdefault(*_JAX_SHUTDOWN)
 
     def before_worker_group_start(self, worker_group_context: Any) -> None:
-        """Reserve exactly this shape.
+        """Reserve exactly these slices, all at once.
 
-        JaxTrainer cannot be told of hosts with fewer chips than Ray guesses, and asks for single
-        hosts by their chips alone, which hosts of larger slices have as well.
+        JaxTrainer cannot be told of hosts with fewer chips than Ray guesses, and asks for single hosts by their chips
+        alone, which hosts of larger slices have as well. Of several slices it keeps one while it waits for the next:
+        two runs with a part each would wait for each other until both are over their deadline.
         """
-        shape = self._spec.shape
-        if shape.ray_chips_per_vm is None and not shape.single_host:
-            return
-        exact = functools.partial(
-            ray.util.tpu.SlicePlacementGroup,
-            chips_per_vm=shape.ray_chips_per_vm,
-            bundle_label_selector=[shape.ray_labels for _ in range(self._spec.hosts)],
-        )
-        ray_worker_group.SlicePlacementGroup = exact
+
+        def reserved(**_asked: Any) -> Claim:
+            return reserve_together(self._spec, self._within_s, f"raytpu-{self._run}")
+
+        ray_worker_group.SlicePlacementGroup = reserved
 
     def before_worker_group_shutdown(self, worker_group: Any) -> None:
         """Have each worker that still can end its log; the driver waits for those lines."""

@@ -6,7 +6,8 @@ among those that are whole and free, and claimed in the way that Ray claims one,
 its worker 0; then Ray reserves that slice by its name. At the deadline the error names the busy
 hosts and who holds them.
 Several slices are had all at once or not at all: two that wait with a part each would wait for each
-other. So one that needs many comes after those that need few, and its deadline counts on.
+other. So one that needs many comes after those that need few, and its deadline counts on. That holds
+for Ray Train too, which by itself claims slice after slice and keeps what it has.
 Not here: what runs on the hosts.
 """
 
@@ -58,25 +59,30 @@ class ReservedHost:
 
 
 @dataclass
-class _Claim:
-    """One slice that is ours: the group on its worker 0, and Ray's handle of the whole."""
+class Claim:
+    """Slices that are ours; Ray Train takes it for its own ``SlicePlacementGroup``.
 
-    head: Any
+    :param heads: the group on their workers 0, None for single hosts.
+    :param handle: Ray's, of the whole.
+    """
+
+    heads: Any = None
     handle: Any = None
 
     @property
-    def group(self) -> Any:
+    def placement_group(self) -> Any:
         """The placement group with a bundle on each host."""
         return self.handle.placement_group
 
-    def release(self) -> None:
+    def shutdown(self) -> None:
+        """Give them back; safe to call twice."""
         from ray.util.placement_group import remove_placement_group
 
         if self.handle is not None:
             self.handle.shutdown()
-        if self.head is not None:
-            remove_placement_group(self.head)
-        self.head = self.handle = None
+        if self.heads is not None:
+            remove_placement_group(self.heads)
+        self.heads = self.handle = None
 
 
 @dataclass
@@ -87,7 +93,7 @@ class Reservation:
     :param places: every host, by slice and worker id.
     """
 
-    claims: list[_Claim] = field(default_factory=list)
+    claims: list[Claim] = field(default_factory=list)
     places: list[ReservedHost] = field(default_factory=list)
 
     @property
@@ -98,7 +104,7 @@ class Reservation:
     def release(self) -> None:
         """Give the slices back; safe to call twice."""
         while self.claims:
-            self.claims[-1].release()
+            self.claims[-1].shutdown()
             self.claims.pop()
 
 
@@ -135,10 +141,10 @@ def reserve(spec: SliceSpec, until: float, name: str, address: str) -> Reservati
             pause = random.uniform(_LOOK_S, _CLAIM_S) if reservation.claims else _LOOK_S  # noqa: S311
             reservation.release()
             time.sleep(min(pause, max(left, _LOOK_S)))
-        reservation.places.extend(_places([claim.group for claim in reservation.claims]))
+        reservation.places.extend(_places([claim.placement_group for claim in reservation.claims]))
     except TimeoutError as error:
         # Looked at before the release below, which would free what we hold ourselves.
-        own = {claim.group.id.hex() for claim in reservation.claims}
+        own = {claim.placement_group.id.hex() for claim in reservation.claims}
         late = not_reserved(spec, time.monotonic() - began, address, lambda holding: holding.group_id in own)
         reservation.release()
         raise late from error
@@ -149,7 +155,25 @@ def reserve(spec: SliceSpec, until: float, name: str, address: str) -> Reservati
     return reservation
 
 
-def _claim_all(claims: list[_Claim], spec: SliceSpec, name: str) -> bool:
+def reserve_together(spec: SliceSpec, within_s: float, name: str) -> Claim:
+    """Reserve whole slices as Ray Train wants them: in one placement group, slice by slice.
+
+    :param within_s: when to give up, in seconds.
+    :param name: see :func:`reserve`.
+    :raises TimeoutError: they were not to be had, as Ray's own class says it; :func:`not_reserved` knows why.
+    """
+    until = time.monotonic() + within_s
+    while True:
+        free = _free_slices(spec.shape)[: spec.num_slices]
+        claim = _claim(spec.shape, free, name) if len(free) == spec.num_slices else None
+        if claim is not None:
+            return claim
+        if time.monotonic() > until:
+            raise TimeoutError(f"{spec}: not reserved after {within_s:.0f} s")
+        time.sleep(_LOOK_S)  # Ray announces neither hosts that come nor chips that are given back
+
+
+def _claim_all(claims: list[Claim], spec: SliceSpec, name: str) -> bool:
     """Claim slices while there are as many free ones as are wanted; whether all are ours now."""
     tried: set[str] = set()
     while (wanted := spec.num_slices - len(claims)) > 0:
@@ -157,7 +181,7 @@ def _claim_all(claims: list[_Claim], spec: SliceSpec, name: str) -> bool:
         if len(free) < wanted:
             return False
         tried.add(free[0])
-        claim = _claim(spec.shape, free[0], f"{name}-{len(claims)}")
+        claim = _claim(spec.shape, free[:1], f"{name}-{len(claims)}")
         if claim is not None:
             claims.append(claim)
     return True
@@ -173,37 +197,41 @@ def _free_slices(shape: SliceShape) -> list[str]:
     ]
 
 
-def _claim(shape: SliceShape, slice_name: str, name: str) -> _Claim | None:
-    """This slice, or None where somebody else was faster."""
+def _claim(shape: SliceShape, slice_names: list[str], name: str) -> Claim | None:
+    """These slices, all of them, or None where somebody else was faster."""
     from ray.util.placement_group import placement_group
     from ray.util.tpu import slice_placement_group
 
-    labels = {**shape.ray_labels, SLICE_NAME: slice_name}
-    claim = _Claim(None)
+    claim = Claim()
     try:
         if not shape.single_host:
-            claim.head = placement_group(
-                [{shape.head_resource: 1}], name=f"{name}-head", bundle_label_selector=[{SLICE_NAME: slice_name}]
+            claim.heads = placement_group(
+                [{shape.head_resource: 1} for _ in slice_names],
+                name=f"{name}-head",
+                bundle_label_selector=[{SLICE_NAME: slice_name} for slice_name in slice_names],
             )
-            if not claim.head.wait(_CLAIM_S):
-                claim.release()
+            if not claim.heads.wait(_CLAIM_S):
+                claim.shutdown()
                 return None
         claim.handle = slice_placement_group(
             topology=shape.topology,
             accelerator_version=shape.ray_generation,
+            num_slices=len(slice_names),
             chips_per_vm=shape.ray_chips_per_vm,
             # A CPU of the host is not asked for: the chips are what must be ours alone, and an actor of
             # somebody else on the only CPU would keep the slice from ever being ready.
             resources_per_bundle={"TPU": shape.chips_per_host, "CPU": 0},
-            bundle_label_selector=[labels for _ in range(shape.hosts)],
+            bundle_label_selector=[
+                {**shape.ray_labels, SLICE_NAME: slice_name} for slice_name in slice_names for _ in range(shape.hosts)
+            ],
             strategy="STRICT_SPREAD",
             name=name,
         )
-        if not claim.group.wait(_CLAIM_S):
-            claim.release()
+        if not claim.placement_group.wait(_CLAIM_S):
+            claim.shutdown()
             return None
     except BaseException:
-        claim.release()
+        claim.shutdown()
         raise
     return claim
 

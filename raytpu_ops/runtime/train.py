@@ -108,7 +108,7 @@ def _trainer(work: TrainWork, session: Session) -> Any:
             checkpoint_config=CheckpointConfig(num_to_keep=work.keep_checkpoints),
             failure_config=FailureConfig(max_failures=0, controller_failure_limit=0, max_preemption_failures=0),
             worker_runtime_env={"env_vars": work.env} if work.env else None,
-            callbacks=[Attendant(session.run, work.spec)],
+            callbacks=[Attendant(session.run, work.spec, work.start_timeout_s)],
         ),
     )
 

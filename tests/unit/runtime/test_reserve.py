@@ -123,11 +123,13 @@ class Claim:
 
     def __init__(self, world: World, slice_name: str, who: str) -> None:
         self.world, self.slice_name = world, slice_name
-        self.group = SimpleNamespace(id=SimpleNamespace(hex=lambda: f"{who} has {slice_name}"))
+        self.placement_group = SimpleNamespace(id=SimpleNamespace(hex=lambda: f"{who} has {slice_name}"))
 
-    def release(self) -> None:
+    def shutdown(self) -> None:
         with self.world.lock:
-            self.world.held = [holding for holding in self.world.held if holding.group_id != self.group.id.hex()]
+            self.world.held = [
+                holding for holding in self.world.held if holding.group_id != self.placement_group.id.hex()
+            ]
 
 
 class Claims:
@@ -145,7 +147,8 @@ class Claims:
         self.sleep = time.sleep
         monkeypatch.setattr(reserve.time, "sleep", self.pause)
 
-    def claim(self, _shape: Any, slice_name: str, name: str) -> Claim | None:
+    def claim(self, _shape: Any, slice_names: list[str], name: str) -> Claim | None:
+        [slice_name] = slice_names
         who = name.rpartition("-")[0]
         self.before(who, slice_name)
         with self.world.lock:
@@ -154,7 +157,7 @@ class Claims:
             claim = Claim(self.world, slice_name, who)
             for at in WHOLE:
                 if at.slice_name == slice_name:
-                    self.world.hold(at.node_id, who, claim.group.id.hex())
+                    self.world.hold(at.node_id, who, claim.placement_group.id.hex())
         self.after(who, slice_name)
         return claim
 
