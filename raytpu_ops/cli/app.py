@@ -38,37 +38,31 @@ Worker = Annotated[int, typer.Option("--worker", min=0, help="Worker id of the h
 Times = Annotated[int, typer.Option("--times", min=1, help="How many of the next leases it strikes.")]
 
 
-Backend = Annotated[
-    str | None,
-    typer.Option("--backend", help="Which backend; default the connection's.", show_default="local"),
-]
-LeaseBackend = Annotated[
-    str | None,
-    typer.Option("--backend", help="Which backend; default the connection's, else local.", show_default=False),
-]
-LeaseConnId = Annotated[
-    str | None,
-    typer.Option(
-        "--conn-id", help="An Airflow connection that says the rest.", show_default="ray_tpu_default, where that is"
-    ),
-]
-PlanBackend = Annotated[
-    str | None, typer.Option("--backend", help="Which backend; default the connection's.", show_default="gke")
-]
-Kubeconfig = Annotated[
-    str | None, typer.Option("--kubeconfig", help="gke: the file; default $KUBECONFIG.", show_default=False)
-]
-Context = Annotated[
-    str | None, typer.Option("--context", help="gke: of the kubeconfig; default its own.", show_default=False)
-]
-Namespace = Annotated[str | None, typer.Option("--namespace", help="gke: of the RayClusters.", show_default="default")]
-ConnId = Annotated[
-    str | None, typer.Option("--conn-id", help="An Airflow connection that says the rest.", show_default=False)
-]
-Project = Annotated[
-    str | None, typer.Option("--project", help="At Google; default the credentials' own.", show_default=False)
-]
-Zones = Annotated[list[str] | None, typer.Option("--zone", help="Where slices may be; repeatable.", show_default=False)]
+def _said(param: typer.CallbackParam, value: Any) -> Any:
+    """Refuse an empty text, as a variable of a shell that is not set leaves it: it would count as left out."""
+    if any(isinstance(text, str) and not text.strip() for text in (value if isinstance(value, list) else [value])):
+        from raytpu_ops.tpu.errors import InvalidSpec
+
+        raise InvalidSpec(f"{param.opts[0]}: is empty: give it a value, or leave it out")
+    return value
+
+
+def _option(name: str, help_: str, default: str | bool = False) -> Any:
+    return typer.Option(name, help=help_, show_default=default, callback=_said)
+
+
+_CONNECTION = "An Airflow connection that says the rest."
+Backend = Annotated[str | None, _option("--backend", "Which backend; default the connection's.", "local")]
+LeaseBackend = Annotated[str | None, _option("--backend", "Which backend; default the connection's, else local.")]
+LeaseConnId = Annotated[str | None, _option("--conn-id", _CONNECTION, "ray_tpu_default, where that is")]
+PlanBackend = Annotated[str | None, _option("--backend", "Which backend; default the connection's.", "gke")]
+Kubeconfig = Annotated[str | None, _option("--kubeconfig", "gke: the file; default $KUBECONFIG.")]
+Context = Annotated[str | None, _option("--context", "gke: of the kubeconfig; default its own.")]
+Namespace = Annotated[str | None, _option("--namespace", "gke: of the RayClusters.", "default")]
+ConnId = Annotated[str | None, _option("--conn-id", _CONNECTION)]
+Project = Annotated[str | None, _option("--project", "At Google; default the credentials' own.")]
+Cluster = Annotated[str | None, _option("--cluster", "gke: projects/…/locations/…/clusters/…")]
+Zones = Annotated[list[str] | None, _option("--zone", "Where slices may be; repeatable.")]
 
 
 def _print_version(wanted: bool) -> None:
@@ -137,8 +131,7 @@ def doctor(
     backend: Backend = None,
     root: Root = None,
     conn_id: Annotated[
-        str | None,
-        typer.Option("--conn-id", help="gke, tpu_vm: an Airflow connection that says the rest.", show_default=False),
+        str | None, _option("--conn-id", "gke, tpu_vm: an Airflow connection that says the rest.")
     ] = None,
     kubeconfig: Kubeconfig = None,
     context: Context = None,
@@ -193,9 +186,7 @@ def plan(
     backend: PlanBackend = None,
     conn_id: ConnId = None,
     project: Project = None,
-    cluster: Annotated[
-        str | None, typer.Option(help="gke: projects/…/locations/…/clusters/…", show_default=False)
-    ] = None,
+    cluster: Cluster = None,
     zone: Zones = None,
     namespace: Namespace = None,
     root: Root = None,
@@ -242,10 +233,12 @@ def leases(
     from raytpu_ops.cli.backends import Where
     from raytpu_ops.cli.leases import show
 
-    show(
-        Where.of_leases(backend, root, kubeconfig, context, namespace, conn_id, project, zone),
-        as_json=as_json,
-        verbose=verbose,
+    sys.exit(
+        show(
+            Where.of_leases(backend, root, kubeconfig, context, namespace, conn_id, project, zone),
+            as_json=as_json,
+            verbose=verbose,
+        )
     )
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.backends.base import Backend, Released, silent
 from raytpu_ops.cli.backends import ELSEWHERE, Where, looked
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
-from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, RayTpuError
+from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
@@ -21,26 +21,29 @@ if TYPE_CHECKING:
 
 #: What a line of the table needs beside the lease's id; below that each lease gets lines of its own.
 _BESIDE_ID = 76
+#: Said of those that there are where others may be.
+_READ = " that can be read"
 _HEADS = ("lease", "owner", "slices", "age", "expires in", "whole?")
 
 
-def show(where: Where, *, as_json: bool, verbose: bool = False) -> None:
-    """Print the leases.
+def show(where: Where, *, as_json: bool, verbose: bool = False) -> int:
+    """Print the leases; the exit code: 1 where there may be others, which can't be read.
 
     :param where: the backend that is asked.
     :param verbose: everything that is missing, too.
     """
-    rows, place = asyncio.run(_rows(where.open()))
+    rows, place, unread = asyncio.run(_rows(where.open()))
     if not rows and not as_json:
-        print(f"no leases {place}")
-        return
+        print(f"no leases {place}{_READ if unread else ''}")
+        return 1 if unread else 0
     _aside(f"raytpu: leases {place}")
     if as_json:
         print(json.dumps(rows, indent=2))
-        return
-    from rich.console import Console
+    else:
+        from rich.console import Console
 
-    _print(Console(highlight=False), rows, verbose=verbose)
+        _print(Console(highlight=False), rows, verbose=verbose)
+    return 1 if unread else 0
 
 
 def _print(console: Console, rows: list[dict[str, Any]], *, verbose: bool) -> None:
@@ -118,26 +121,35 @@ def reap(where: Where, *, dry_run: bool) -> int:
 async def _release(backend: Backend, lease_id: str) -> Released:
     from raytpu_ops.flows.leases import give_back
 
-    found = await backend.list_leases(_aside)
+    found, unread = await _listed(backend)
     # More than one where the owner asked in other zones later.
     named = [lease for lease in found if lease.id == lease_id]
     if not named:
-        there = ", ".join(dict.fromkeys(lease.id for lease in found)) or "none"
+        there = ", ".join(dict.fromkeys(lease.id for lease in found)) or f"none{_READ if unread else ''}"
         raise InvalidSpec(f"lease {lease_id!r} does not exist {await looked(backend)}; there are {there}: {ELSEWHERE}")
     by = Deadlines.of(None).at(Phase.RELEASING)
     removed, left = [], []
     for lease in named:
         try:
             removed += (await give_back(backend, lease, by=by, say=_aside)).removed
-        except DeadlineExceeded as error:
+        except RayTpuError as error:
             left.append(str(error))
     return Released(removed=removed, left=left)
 
 
-async def _rows(backend: Backend) -> tuple[list[dict[str, Any]], str]:
-    """The leases, and where they are."""
-    rows = [await _row(backend, lease) for lease in await backend.list_leases(_aside)]
-    return rows, await looked(backend)
+async def _listed(backend: Backend) -> tuple[list[SliceLease], bool]:
+    """The leases, and whether there may be others, which can't be read and bill all the same; those are told."""
+    unread: list[str] = []
+    found = await backend.list_leases(unread.append)
+    for line in unread:
+        _aside(line)
+    return found, bool(unread)
+
+
+async def _rows(backend: Backend) -> tuple[list[dict[str, Any]], str, bool]:
+    """The leases, where they are, and whether there may be others."""
+    found, unread = await _listed(backend)
+    return [await _row(backend, lease) for lease in found], await looked(backend), unread
 
 
 async def _row(backend: Backend, lease: SliceLease) -> dict[str, Any]:

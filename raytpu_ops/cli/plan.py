@@ -19,7 +19,6 @@ from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.google.fields import region_of
 from raytpu_ops.backends.google.price import checked_price, cost_note
 from raytpu_ops.cli.backends import Where, hook_of, refuse_others
-from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import AnyCapacity, ladder
 from raytpu_ops.tpu.errors import InvalidSpec, RayTpuError
 from raytpu_ops.tpu.lease import Owner
@@ -70,25 +69,25 @@ def show(
     """Print the plan.
 
     :param capacity: rungs, each a word or ``word=value``.
-    :param owner: whose names are shown.
+    :param owner: whose names are shown, and looked for.
     :raises RayTpuError: it is refused; the message says why and what would be right.
     """
     rungs = ladder([rung(word) for word in capacity] or None)
     checked_price(google.price)
-    plan = asyncio.run(_planned(spec, rungs, where, google, lease_for))
+    plan = asyncio.run(_planned(spec, rungs, where, google, lease_for, owner))
     if as_json:
-        print(json.dumps({**plan.model_dump(mode="json"), "names": _names(plan, owner)}, indent=2))
+        print(json.dumps(plan.model_dump(mode="json"), indent=2))
         return
-    _print(plan, _names(plan, owner))
+    _print(plan)
 
 
 async def _planned(
-    spec: SliceSpec, rungs: Sequence[AnyCapacity], where: Where, google: Google, lease_for: timedelta
+    spec: SliceSpec, rungs: Sequence[AnyCapacity], where: Where, google: Google, lease_for: timedelta, owner: Owner
 ) -> Plan:
     given = {"--namespace": where.namespace, "--cluster": google.cluster, "--zone": google.zones}
     refuse_others(where.backend, {**given, "--project": google.project, "--root": where.root})
     backend = await _by_connection(where, google) if google.conn_id else await _by_options(where, google)
-    plan = await backend.plan(spec, rungs, lease_for=lease_for)
+    plan = await backend.plan(spec, rungs, lease_for=lease_for, owner=owner)
     notes = list(plan.notes)
     if google.price is not None and not any("chip-hours" in note for note in notes):
         # Nodes that somebody else pays for: their cost is worth knowing all the same.
@@ -212,17 +211,7 @@ def rung(word: str) -> dict[str, Any] | str:
     return {"kind": kind, _FIELDS[kind]: given}
 
 
-def _names(plan: Plan, owner: Owner) -> list[str]:
-    """What things would be called, with the room that there is: names are never cut."""
-    lease = naming.lease_id(owner)
-    found = [f"lease {lease} ({len(lease)} of {naming.Kind.LEASE.limit} characters)"]
-    if any("GKE node pool" in line for line in plan.creates):
-        pool = naming.node_pool_name(owner, plan.spec.num_slices - 1)
-        found.append(f"last node pool {pool} ({len(pool)} of {naming.Kind.NODE_POOL.limit})")
-    return found
-
-
-def _print(plan: Plan, names: list[str]) -> None:
+def _print(plan: Plan) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -237,7 +226,7 @@ def _print(plan: Plan, names: list[str]) -> None:
         ("capacity", ", then ".join(_said(one) for one in plan.ladder)),
         ("backend", plan.backend),
     ]
-    for what, lines in (("makes", plan.creates), ("names", names), ("notes", plan.notes)):
+    for what, lines in (("makes", plan.creates), ("names", plan.names), ("notes", plan.notes)):
         rows += [(what if number == 0 else "", line) for number, line in enumerate(lines)]
     for row in rows:
         table.add_row(*row)

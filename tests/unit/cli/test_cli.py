@@ -163,7 +163,7 @@ def test_reap_takes_what_has_expired_unless_it_only_looks(backend: Backend) -> N
 
 
 @pytest.mark.parametrize(
-    ("command", "code"), [(("leases", "--json"), 0), (("release", "demo-lease"), 0), (("reap",), 1)]
+    ("command", "code"), [(("leases", "--json"), 1), (("release", "demo-lease"), 0), (("reap",), 1)]
 )
 def test_what_cannot_be_read_is_told_beside_the_leases(backend: Backend, command: tuple[str, ...], code: int) -> None:
     backend.unread = ["RayCluster ml/x can't be read: delete it"]
@@ -172,6 +172,19 @@ def test_what_cannot_be_read_is_told_beside_the_leases(backend: Backend, command
 
     assert result.exit_code == code
     assert backend.unread[0] in (result.stdout if command == ("reap",) else result.stderr)
+
+
+def test_leases_that_cannot_be_read_are_not_none(backend: Backend, monkeypatch: pytest.MonkeyPatch) -> None:
+    """F09: "no leases" and success, while something of ours bills."""
+
+    async def list_leases(say: Callable[[str], None]) -> list[SliceLease]:
+        say("RayCluster ml/x can't be read: delete it")
+        return []
+
+    monkeypatch.setattr(backend, "list_leases", list_leases)
+    assert run("leases", code=1) == "no leases on local that can be read\n"
+    with pytest.raises(InvalidSpec, match="'x' does not exist on local; there are none that can be read: "):
+        run("release", "x")
 
 
 @pytest.mark.parametrize("command", [("leases",), ("release", "x"), ("reap",)])
@@ -250,6 +263,26 @@ def test_release_gives_back_all_that_has_the_name(backend: Backend, monkeypatch:
     monkeypatch.setattr(backend, "list_leases", list_leases)
     monkeypatch.setattr(backend, "release", release)
     assert run("release", "demo-lease").splitlines() == [f"removed: what is in {zone}" for zone in zones]
+
+
+def test_a_lease_that_cannot_be_released_keeps_none_of_its_name_from_it(
+    backend: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """F09: the one in the other zone was not even tried."""
+    leases = [backend.lease.model_copy(update={"place": {"zones": zone}}) for zone in ("a", "b")]
+
+    async def list_leases(say: object, /) -> list[SliceLease]:
+        return leases
+
+    async def release(lease: SliceLease) -> Released:
+        if lease.place["zones"] == "a":
+            raise Misconfigured("the account lacks tpu.nodes.delete")
+        return Released(removed=["what is in b"])
+
+    monkeypatch.setattr(backend, "list_leases", list_leases)
+    monkeypatch.setattr(backend, "release", release)
+    told = "removed: what is in b\nleft: the account lacks tpu.nodes.delete\n"
+    assert run("release", "demo-lease", code=1) == told
 
 
 def test_release_of_a_lease_that_is_none_names_those_that_are(backend: Backend):
@@ -333,6 +366,16 @@ def test_an_option_that_would_be_ignored_is_refused(words: tuple[str, ...], told
     with pytest.raises(InvalidSpec) as caught:
         RUNNER.invoke(cli.app, list(words), catch_exceptions=False)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["leases", "release x", "reap", "doctor", "plan v4-8"])
+@pytest.mark.parametrize("option", ["--backend", "--conn-id", "--context", "--namespace", "--project", "--zone"])
+def test_an_option_that_is_empty_says_nothing_and_is_refused(command: str, option: str) -> None:
+    """F09: `--conn-id "$UNSET"` looked somewhere else, found nothing and was content."""
+    if (command, option) == ("plan v4-8", "--context"):
+        option = "--cluster"
+    with pytest.raises(InvalidSpec, match=f"^{option}: is empty: give it a value, or leave it out$"):
+        RUNNER.invoke(cli.app, [*command.split(), option, ""], catch_exceptions=False)
 
 
 @pytest.mark.parametrize("command", ["leases", "doctor"])
