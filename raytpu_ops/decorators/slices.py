@@ -78,6 +78,8 @@ def tpu_slices(
     """
     if not isinstance(prefix, str):
         raise InvalidSpec(f"tpu_slices: prefix must be text, such as 'second_', got {shown(prefix)}")
+    phases = {*ProvisionTpuSlicesOperator.phases, *TpuSlicesReadySensor.phases, *ReleaseTpuSlicesOperator.phases}
+    said = Deadlines.of(deadlines, phases)
     wanted: dict[str, Any] = {
         "generation": generation,
         "topology": topology,
@@ -88,7 +90,7 @@ def tpu_slices(
         "backend_options": backend_options,
         "ray_tpu_conn_id": ray_tpu_conn_id,
         "lease_for": lease_for,
-        "deadlines": deadlines,
+        "deadlines": said.only(ProvisionTpuSlicesOperator.phases),
         "deferrable": deferrable,
         **task_args,
     }
@@ -104,7 +106,7 @@ def tpu_slices(
         backend=backend,
         backend_options=backend_options,
         ray_tpu_conn_id=ray_tpu_conn_id,
-        deadlines=deadlines,
+        deadlines=said.only(ReleaseTpuSlicesOperator.phases),
         deferrable=deferrable,
         **task_args,
     )
@@ -116,7 +118,7 @@ def tpu_slices(
             TpuSlicesReadySensor,
             task_id=f"{prefix}labelled",
             lease=provision.output,
-            deadlines=deadlines,
+            deadlines=said.only(TpuSlicesReadySensor.phases),
             deferrable=deferrable,
             **task_args,
         )

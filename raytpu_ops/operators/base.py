@@ -17,7 +17,7 @@ from airflow.sdk.configuration import conf
 from airflow.sdk.exceptions import AirflowFailException
 
 from raytpu_ops.operators.retries import TpuRetryPolicy
-from raytpu_ops.tpu.deadlines import Schedule
+from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule
 from raytpu_ops.tpu.errors import InvalidSpec, from_event
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.words import shown
@@ -153,15 +153,21 @@ class RayTpuOperator(BaseOperator):
     ``retry_policy`` made by ``tpu_retry_policy`` brings its number of ``retries``, where none is given with it.
 
     :param deferrable: wait in the triggerer, without a worker slot. On by default.
-    :raises InvalidSpec: ``deferrable`` is no switch, or ``do_xcom_push`` is off where the result is needed.
+    :param deadlines: for some of the :attr:`phases`, each a ``timedelta`` or seconds.
+    :raises InvalidSpec: ``deferrable`` is no switch, ``do_xcom_push`` is off where the result is needed, or a deadline
+        is none or without effect.
     """
 
     ui_color = "#d7ecff"
     #: Whether somebody needs what the task returns: those that take it, and a triggerer that was cut off from Airflow
     #: and has to tell work that is in use from work that a person ended.
     needs_xcom: ClassVar[bool] = True
+    #: What the task may spend its time with, each with a deadline of its own.
+    phases: ClassVar[tuple[Phase, ...]] = ()
 
-    def __init__(self, *, deferrable: bool = True, **kwargs: Any) -> None:
+    def __init__(
+        self, *, deferrable: bool = True, deadlines: Deadlines | dict[str, Any] | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(**{**kwargs, **_retries_of_policy(kwargs)})
         if not isinstance(deferrable, bool):
             raise InvalidSpec(f"{self.task_id}: deferrable must be True or False, got {shown(deferrable)}")
@@ -170,7 +176,12 @@ class RayTpuOperator(BaseOperator):
                 f"{self.task_id}: do_xcom_push is off, of its own or by default_args, but what a {type(self).__name__} "
                 "returns is needed; set do_xcom_push=True on it"
             )
+        try:
+            Deadlines.of(deadlines, self.phases)
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{self.task_id}: {error}") from None
         self.deferrable = deferrable
+        self.deadlines = deadlines
         self._flow: asyncio.Task[Any] | None = None
         #: For the task whose output is the lease of a ``with tpu_slices(…)`` block: those made before its end.
         self.tasks_at_release: frozenset[str] | None = None

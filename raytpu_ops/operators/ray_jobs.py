@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, epoch_of, has_template, in_scope, owner_of, settled, whole_number
-from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
+from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import submission_prefix
@@ -70,6 +70,7 @@ class RaySliceJobOperator(RayTpuOperator):
 
     template_fields: Sequence[str] = ("lease", "working_dir", "num_slices", "env", "runtime_env")
     operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+    phases = (Phase.QUEUED, Phase.PROVISIONING, Phase.LABELLED, Phase.STARTING, Phase.RUNNING)
 
     def __init__(
         self,
@@ -79,7 +80,6 @@ class RaySliceJobOperator(RayTpuOperator):
         num_slices: int | str | None = None,
         env: dict[str, str] | None = None,
         runtime_env: dict[str, Any] | None = None,
-        deadlines: Deadlines | dict[str, Any] | None = None,
         poll_interval: float = 2.0,
         multiple_outputs: bool = True,
         **kwargs: Any,
@@ -90,10 +90,8 @@ class RaySliceJobOperator(RayTpuOperator):
         self.num_slices = num_slices
         self.env = env
         self.runtime_env = runtime_env
-        self.deadlines = deadlines
         self.poll_interval = as_duration(poll_interval, "poll_interval").total_seconds()
         self._running: tuple[Backend, SliceLease, JobRequest] | None = None
-        Deadlines.of(deadlines)
 
     @abstractmethod
     def asked(self, run: str) -> tuple[type[Work], dict[str, Any]]:

@@ -9,7 +9,7 @@ from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of, settled
 from raytpu_ops.operators.ray_jobs import check_code, path_of, target_of
-from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
+from raytpu_ops.tpu.deadlines import Phase, Schedule, as_duration
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.problems import read
 from raytpu_ops.tpu.work import ServeApp
@@ -59,6 +59,7 @@ class RayServeOperator(RayTpuOperator):
     )
     ui_color = "#fbe7d4"
     operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+    phases = (Phase.QUEUED, Phase.PROVISIONING, Phase.LABELLED, Phase.STARTING)
 
     def __init__(
         self,
@@ -70,7 +71,6 @@ class RayServeOperator(RayTpuOperator):
         route_prefix: str | None = None,
         working_dir: str | None = None,
         runtime_env: dict[str, Any] | None = None,
-        deadlines: Deadlines | dict[str, Any] | None = None,
         poll_interval: float = 1.0,
         multiple_outputs: bool = True,
         **kwargs: Any,
@@ -83,10 +83,8 @@ class RayServeOperator(RayTpuOperator):
         self.route_prefix = route_prefix
         self.working_dir = path_of(working_dir)
         self.runtime_env = runtime_env
-        self.deadlines = deadlines
         self.poll_interval = as_duration(poll_interval, "poll_interval").total_seconds()
         self._deploying: tuple[Backend, SliceLease, str, str] | None = None
-        Deadlines.of(deadlines)
         written = {name: settled(value, _STAND_INS[name]) for name, value in self._asked(self.default_name()).items()}
         read(ServeApp, written, type(self).__name__)
         check_code(self, self.working_dir, self.runtime_env)

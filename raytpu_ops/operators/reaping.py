@@ -43,6 +43,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
     template_fields: Sequence[str] = ("backend", "backend_options", "ray_tpu_conn_id", "only_look", "unknown_runs")
     ui_color = "#f3dcc4"
     needs_xcom = False
+    phases = (Phase.RELEASING,)
 
     def __init__(
         self,
@@ -52,7 +53,6 @@ class ReapTpuSlicesOperator(RayTpuOperator):
         ray_tpu_conn_id: str | None = None,
         dry_run: bool | str = False,
         unknown_runs: bool | str = False,
-        deadlines: Deadlines | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -62,8 +62,6 @@ class ReapTpuSlicesOperator(RayTpuOperator):
         # BaseOperator.dry_run is a method.
         self.only_look = dry_run
         self.unknown_runs = unknown_runs
-        self.deadlines = deadlines
-        Deadlines.of(deadlines)
         for name, switch in {"dry_run": dry_run, "unknown_runs": unknown_runs}.items():
             if not has_template(switch):
                 _truth(switch, name)

@@ -44,6 +44,7 @@ class _WantsSlices(RayTpuOperator):
         "ray_tpu_conn_id",
     )
     ui_color = "#c8f0d0"
+    phases = (Phase.QUEUED, Phase.PROVISIONING, Phase.RELEASING)
 
     def __init__(
         self,
@@ -57,7 +58,6 @@ class _WantsSlices(RayTpuOperator):
         backend_options: dict[str, Any] | None = None,
         ray_tpu_conn_id: str | None = None,
         lease_for: timedelta | float = timedelta(hours=24),
-        deadlines: Deadlines | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -70,12 +70,10 @@ class _WantsSlices(RayTpuOperator):
         self.backend_options = backend_options
         self.ray_tpu_conn_id = ray_tpu_conn_id
         self.lease_for = lease_for
-        self.deadlines = deadlines
         self._check_written()
 
     def _check_written(self) -> None:
         """Check what no template decides: a mistake shows when the DAG file is parsed, not in the first run."""
-        Deadlines.of(self.deadlines)
         as_duration(self.lease_for, "lease_for")
         if not has_template(self.capacity):
             ladder(self.capacity)
@@ -158,7 +156,7 @@ class ProvisionTpuSlicesOperator(_WantsSlices):
     :param lease_for: after this long the reaper takes the slices, where one runs: ``dags/tpu_reaper.py`` or
         ``raytpu reap`` (``timedelta`` or seconds).
     :param deadlines: ``queued`` and ``provisioning``, each a ``timedelta`` or seconds: how long a rung that
-        does not say it itself is waited for.
+        does not say it itself is waited for; and ``releasing``, until what a try that failed has made is gone.
     """
 
     operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
@@ -237,6 +235,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
     template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "backend_options", "ray_tpu_conn_id")
     ui_color = "#f3dcc4"
     needs_xcom = False
+    phases = (Phase.RELEASING,)
 
     def __init__(
         self,
@@ -246,7 +245,6 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         backend: str | None = None,
         backend_options: dict[str, Any] | None = None,
         ray_tpu_conn_id: str | None = None,
-        deadlines: Deadlines | dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
         # Said here, what `default_args` and Airflow's configuration say does not count.
@@ -256,8 +254,6 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         self.backend = backend
         self.backend_options = backend_options
         self.ray_tpu_conn_id = ray_tpu_conn_id
-        self.deadlines = deadlines
-        Deadlines.of(deadlines)
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Release.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of
-from raytpu_ops.tpu.deadlines import Deadlines, Schedule, as_duration
+from raytpu_ops.tpu.deadlines import Phase, Schedule, as_duration
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
@@ -40,20 +40,18 @@ class TpuSlicesReadySensor(RayTpuOperator):
     template_fields: Sequence[str] = ("lease",)
     ui_color = "#e6f1f2"
     operator_extra_links = [RayDashboardLink()]  # noqa: RUF012 - typed so by Airflow
+    phases = (Phase.QUEUED, Phase.PROVISIONING, Phase.LABELLED)
 
     def __init__(
         self,
         *,
         lease: Any,
-        deadlines: Deadlines | dict[str, Any] | None = None,
         poke_interval: float = 1.0,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.lease = in_scope(self.task_id, lease)
-        self.deadlines = deadlines
         self.poke_interval = as_duration(poke_interval, "poke_interval").total_seconds()
-        Deadlines.of(deadlines)
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Look, and wait where it is not whole yet."""

@@ -6,6 +6,7 @@ travel. Not here: the waiting itself (``waits.py``).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Self
@@ -53,12 +54,28 @@ class Deadlines(Checked):
     releasing: Duration = timedelta(minutes=15)
 
     @classmethod
-    def of(cls, value: object = None) -> Self:
+    def of(cls, value: object = None, phases: Collection[Phase] = tuple(Phase)) -> Self:
         """Read what a DAG author wrote: an object, a dict with some of the fields, or nothing.
 
-        :raises InvalidSpec: for an unknown phase or something that is no such duration.
+        :param phases: those that whoever it is written for has; a deadline for another would be without effect.
+        :raises InvalidSpec: for an unknown phase, another one, or something that is no such duration.
         """
-        return cls() if value is None else read(cls, value, "deadlines")
+        said = cls() if value is None else read(cls, value, "deadlines")
+        without = [phase for phase in Phase if phase in said.model_fields_set and phase not in phases]
+        if without:
+            there = ", ".join(phase for phase in Phase if phase in phases) or "none"
+            raise InvalidSpec(
+                f"deadlines: {', '.join(without)} would have no effect here, where the phases are {there}; give it to "
+                "the task that has that phase, or leave it out"
+            )
+        return said
+
+    def only(self, phases: Collection[Phase]) -> Self:
+        """What was said of these phases.
+
+        :param phases: those that a task has.
+        """
+        return type(self)(**{phase.value: getattr(self, phase) for phase in phases if phase in self.model_fields_set})
 
     def over(self, others: Self) -> Self:
         """Those that were said, and of the others those that somebody else thinks right.

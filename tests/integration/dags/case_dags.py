@@ -27,12 +27,8 @@ COMMON: dict[str, Any] = {
     "render_template_as_native_obj": True,
     "default_args": {"retries": 1, "retry_delay": timedelta(seconds=1)},
 }
-DEADLINES = {
-    "labelled": timedelta(minutes=5),
-    "starting": timedelta(minutes=5),
-    "running": timedelta(minutes=10),
-    "releasing": timedelta(minutes=2),
-}
+WHOLE = {"labelled": timedelta(minutes=5)}
+WORK = {**WHOLE, "starting": timedelta(minutes=5), "running": timedelta(minutes=10)}
 
 for deferrable in (True, False):
     word = "deferred" if deferrable else "blocking"
@@ -53,7 +49,7 @@ for deferrable in (True, False):
             function="{{ params.function }}",
             op_args="{{ params.args }}",  # type: ignore[arg-type] # a list once it is rendered
             working_dir=CODE,
-            deadlines=DEADLINES,
+            deadlines=WORK,
             deferrable=deferrable,
         )
 
@@ -75,7 +71,7 @@ for deferrable in (True, False):
             config={"gate": "{{ params.gate }}"},
             storage="{{ params.storage }}",
             working_dir=CODE,
-            deadlines=DEADLINES,
+            deadlines=WORK,
             deferrable=deferrable,
         )
 
@@ -86,7 +82,7 @@ for deferrable in (True, False):
             topology="2x2x1",
             backend="local",
             lease_for=timedelta(hours=1),
-            deadlines={phase: DEADLINES[phase] for phase in ("labelled", "releasing")},
+            deadlines={**WHOLE, "releasing": timedelta(minutes=2)},
             deferrable=deferrable,
         ) as lease,
     ):
@@ -95,7 +91,7 @@ for deferrable in (True, False):
             lease=lease,
             function="{{ params.function }}",
             working_dir=CODE,
-            deadlines=DEADLINES,
+            deadlines=WORK,
             deferrable=deferrable,
             retries=0,
         )
@@ -106,7 +102,7 @@ with DAG("case_serve", params={"lease": Param({}, type="object"), "app": Param("
         lease="{{ params.lease }}",
         app="{{ params.app }}",
         working_dir=CODE,
-        deadlines=DEADLINES,
+        deadlines={phase: WORK[phase] for phase in ("labelled", "starting")},
         retries=0,
     )
 
@@ -126,11 +122,11 @@ with DAG("case_killed_provision", **COMMON):
     provision = LingersOnce(task_id="provision", generation="v4", topology="2x2x1", backend="local")
     release = ReleaseTpuSlicesOperator(task_id="release", lease=provision.output)
     with release.as_teardown(setups=provision):
-        labelled = TpuSlicesReadySensor(task_id="labelled", lease=provision.output, deadlines=DEADLINES)
+        labelled = TpuSlicesReadySensor(task_id="labelled", lease=provision.output, deadlines=WHOLE)
         RayTpuJobOperator(
             task_id="job",
             lease=labelled.output,
             function="case_code:wait_for_ever",
             working_dir=CODE,
-            deadlines=DEADLINES,
+            deadlines=WORK,
         )

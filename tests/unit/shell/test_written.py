@@ -19,6 +19,7 @@ from raytpu_ops import (
     TpuSlicesReadySensor,
     tpu_slices,
 )
+from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
 
 TEMPLATE = "{{ params.x }}"
@@ -108,6 +109,13 @@ MISTAKES: list[tuple[Make, dict[str, Any], str]] = [
     (reap, {"dry_run": "maybe"}, "dry_run: must be true or false, got 'maybe'"),
     (reap, {"unknown_runs": 3}, "unknown_runs: must be true or false, got 3"),
     (reap, {"deadlines": {"x": 2}}, "there is no such field"),
+    (reap, {"deadlines": {"running": 2}}, "t: deadlines: running would have no effect here, .* phases are releasing"),
+    (release, {"deadlines": {"queued": 2, "starting": 2}}, "queued, starting would have no effect"),
+    (ready, {"deadlines": {"releasing": 2}}, "releasing would .* the phases are queued, provisioning, labelled;"),
+    (provision, {"deadlines": {"labelled": 2}}, "labelled would .* the phases are queued, provisioning, releasing;"),
+    (train, {"deadlines": Deadlines(releasing=2)}, "releasing would have no effect"),
+    (serve, {"deadlines": {"running": 2}}, "running would have no effect here, .* labelled, starting; give it to"),
+    (block, {"deadlines": {"running": 2}}, "running would .* queued, provisioning, labelled, releasing;"),
     (release, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"poke_interval": 0}, "poke_interval: must be longer than zero"),
@@ -179,6 +187,22 @@ def test_a_result_that_is_needed_is_not_switched_off_for_all_tasks(make: Make) -
 def test_a_result_that_nobody_needs_may_be_switched_off(make: Make) -> None:
     with DAG("d", schedule=None, default_args={"do_xcom_push": False}):
         assert not make().do_xcom_push
+
+
+def test_each_task_of_a_lease_has_the_deadlines_of_its_own_phases() -> None:
+    said = {"queued": 1, "provisioning": 2, "labelled": 3, "releasing": 4}
+    with DAG("d", schedule=None) as dag:
+        block(deadlines=said)
+
+    made: dict[str, Any] = dag.task_dict
+    given = {name: Deadlines.of(made[name].deadlines).model_fields_set for name in made if name != "released"}
+    assert given == {
+        "plan": {"queued", "provisioning", "releasing"},
+        "provision": {"queued", "provisioning", "releasing"},
+        "labelled": {"queued", "provisioning", "labelled"},
+        "release": {"releasing"},
+    }
+    assert made["release"].deadlines.releasing.total_seconds() == said["releasing"]
 
 
 def test_what_other_tasks_return_waits_too() -> None:
