@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, epoch_of, has_template, in_scope, owner_of, settled, whole_number
-from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule, as_duration
+from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule, as_poll
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.naming import submission_prefix
@@ -64,7 +64,7 @@ class RaySliceJobOperator(RayTpuOperator):
     :param runtime_env: Ray's runtime environment, ``pip`` and the like. (templated)
     :param deadlines: ``starting`` and ``running``, and for slices that have to be replaced ``queued``,
         ``provisioning`` and ``labelled``; each a ``timedelta`` or seconds.
-    :param poll_interval: seconds between two looks at the job.
+    :param poll_interval: seconds between two looks at the job, at most 600.
     :param multiple_outputs: each field of the result is an XCom too: ``train.output["checkpoint"]``.
     """
 
@@ -90,7 +90,7 @@ class RaySliceJobOperator(RayTpuOperator):
         self.num_slices = num_slices
         self.env = env
         self.runtime_env = runtime_env
-        self.poll_interval = as_duration(poll_interval, "poll_interval").total_seconds()
+        self.poll_interval = as_poll(poll_interval, "poll_interval")
         self._running: tuple[Backend, SliceLease, JobRequest] | None = None
 
     @abstractmethod

@@ -9,7 +9,7 @@ from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of, settled
 from raytpu_ops.operators.ray_jobs import check_code, path_of, target_of
-from raytpu_ops.tpu.deadlines import Phase, Schedule, as_duration
+from raytpu_ops.tpu.deadlines import Phase, Schedule, as_poll
 from raytpu_ops.tpu.lease import SliceLease
 from raytpu_ops.tpu.problems import read
 from raytpu_ops.tpu.work import ServeApp
@@ -43,7 +43,7 @@ class RayServeOperator(RayTpuOperator):
     :param runtime_env: Ray's runtime environment. (templated)
     :param deadlines: ``starting``, and for slices that have to be replaced ``queued``, ``provisioning`` and
         ``labelled``; each a ``timedelta`` or seconds.
-    :param poll_interval: seconds between two looks.
+    :param poll_interval: seconds between two looks, at most 600.
     :param multiple_outputs: each field of the result is an XCom too: ``serve.output["url"]``.
     :return: ``application``, ``url``, ``route_prefix``, ``deployments`` and ``lease_id``.
     """
@@ -83,7 +83,7 @@ class RayServeOperator(RayTpuOperator):
         self.route_prefix = route_prefix
         self.working_dir = path_of(working_dir)
         self.runtime_env = runtime_env
-        self.poll_interval = as_duration(poll_interval, "poll_interval").total_seconds()
+        self.poll_interval = as_poll(poll_interval, "poll_interval")
         self._deploying: tuple[Backend, SliceLease, str, str] | None = None
         written = {name: settled(value, _STAND_INS[name]) for name, value in self._asked(self.default_name()).items()}
         read(ServeApp, written, type(self).__name__)

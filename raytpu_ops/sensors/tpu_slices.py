@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
 from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of
-from raytpu_ops.tpu.deadlines import Phase, Schedule, as_duration
+from raytpu_ops.tpu.deadlines import Phase, Schedule, as_poll
 from raytpu_ops.tpu.lease import SliceLease
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class TpuSlicesReadySensor(RayTpuOperator):
     :param lease: the output of ``ProvisionTpuSlicesOperator``. (templated)
     :param deadlines: ``queued``, ``provisioning`` and ``labelled``, each a ``timedelta`` or seconds; each
         counts from when its phase began.
-    :param poke_interval: seconds between two looks.
+    :param poke_interval: seconds between two looks, at most 600.
     :return: the lease, as plain JSON.
     """
 
@@ -51,7 +51,7 @@ class TpuSlicesReadySensor(RayTpuOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.lease = in_scope(self.task_id, lease)
-        self.poke_interval = as_duration(poke_interval, "poke_interval").total_seconds()
+        self.poke_interval = as_poll(poke_interval, "poke_interval")
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Look, and wait where it is not whole yet."""

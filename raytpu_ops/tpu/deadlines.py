@@ -17,6 +17,9 @@ from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.fields import Duration, Instant
 from raytpu_ops.tpu.problems import Checked, read, refused
 
+#: The longest time between two looks: chips of what ended, or broke, just after a look are paid for until the next.
+MAX_POLL = timedelta(minutes=10)
+
 _DURATION: TypeAdapter[timedelta] = TypeAdapter(Duration, config=ConfigDict(defer_build=True))
 
 
@@ -137,3 +140,19 @@ def as_duration(value: object, what: str) -> timedelta:
         return _DURATION.validate_python(value)
     except ValidationError as error:
         raise refused(error, what) from None
+
+
+def as_poll(value: object, what: str) -> float:
+    """How often a DAG author wants a wait to look.
+
+    :param value: a ``timedelta`` or seconds, at most :data:`MAX_POLL`.
+    :param what: what it is, as the message names it.
+    :return: seconds.
+    :raises InvalidSpec: when it is none, not longer than zero, or longer.
+    """
+    seconds, most = as_duration(value, what).total_seconds(), MAX_POLL.total_seconds()
+    if seconds > most:
+        raise InvalidSpec(
+            f"{what}: must be at most {most:.0f} seconds: what ended meanwhile is paid for, got {seconds:g}"
+        )
+    return seconds

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,9 @@ MISTAKES: list[tuple[Make, dict[str, Any], str]] = [
     (release, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"poke_interval": 0}, "poke_interval: must be longer than zero"),
+    (ready, {"poke_interval": 601}, "poke_interval: must be at most 600 seconds: what ended meanwhile is paid for"),
+    (train, {"poll_interval": timedelta(days=1)}, "poll_interval: must be at most 600 seconds"),
+    (serve, {"poll_interval": 3e7}, "poll_interval: must be at most 600 seconds"),
     (train, {"deferrable": "no"}, "t: deferrable must be True or False, got 'no'"),
     (block, {"deferrable": None}, "plan: deferrable must be True or False, got None"),
     (block, {"prefix": None}, "tpu_slices: prefix must be text, such as 'second_', got None"),
