@@ -1,14 +1,16 @@
 """What the demo and the tests ask of Airflow's REST API (v2), synchronously, on loopback.
 
-Not a client for a deployment: one user, one page size, and only looks are tried again.
+Not a client for a deployment: one user, one page size. Tried again is what is the same when it is done twice.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
+from uuid import uuid4
 
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, RemoteUnavailable
 
@@ -19,8 +21,8 @@ if TYPE_CHECKING:
 FINAL_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 FINAL_RUN_STATES = frozenset({"success", "failed"})
 _PAGE = 100
-#: How often a request that changes nothing is tried.
-_LOOKS = 4
+#: How often a request is tried that is the same when it is done twice: a busy machine or a locked SQLite fails one.
+_TRIES = 4
 
 
 class AirflowApi:
@@ -106,14 +108,24 @@ class AirflowApi:
         run_id: str | None = None,
         logical_date: str | None = None,
     ) -> str:
-        """Start a run; the run's id.
+        """Start a run, once, whatever becomes of an answer; the run's id.
 
         :param conf: values of the DAG's params.
-        :param run_id: the run's id; Airflow makes one up when there is none.
+        :param run_id: the run's id; one is made up when there is none.
         :param logical_date: ISO 8601; runs without one have no ``ds``.
         """
+        run_id = run_id or f"manual__{uuid4()}"
         body = {"conf": conf or {}, "dag_run_id": run_id, "logical_date": logical_date}
-        return str(self._json("POST", f"/dags/{_part(dag_id)}/dagRuns", body)["dag_run_id"])
+        path = f"/dags/{_part(dag_id)}/dagRuns"
+        try:
+            answer = self._send("POST", path, body)
+            _refuse_errors(answer)
+        except RemoteUnavailable:
+            answer = self._send_again("POST", path, body)
+            # The first one came through, without an answer.
+            if answer.status_code != HTTPStatus.CONFLICT:
+                _refuse_errors(answer)
+        return run_id
 
     def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
         """The run as Airflow shows it; its ``state`` is the word that counts."""
@@ -273,10 +285,14 @@ class AirflowApi:
             _refuse_errors(answer)
             self._http().headers["Authorization"] = f"Bearer {answer.json()['access_token']}"
             self._authorised = True
-        if method != "GET":
+        if method == "POST":
             return self._try(method, f"/api/v2{path}", body, params)
-        # A busy machine or a locked SQLite makes one look fail; looking again changes nothing.
-        for _ in range(_LOOKS - 1):
+        return self._send_again(method, path, body, params)
+
+    def _send_again(
+        self, method: str, path: str, body: Any = None, params: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        for _ in range(_TRIES - 1):
             try:
                 answer = self._try(method, f"/api/v2{path}", body, params)
             except RemoteUnavailable:

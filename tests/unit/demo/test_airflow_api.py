@@ -132,14 +132,41 @@ def test_an_xcom_that_is_not_there_is_none_and_a_false_one_is_not(server: Server
     assert api.xcom("d", "r", "t") == 0
 
 
-def test_a_look_is_tried_again_and_a_change_is_not(server: Server, api: AirflowApi):
-    answers = iter([(500, {}), (503, {}), (200, {"state": "running"})])
-    server.script["GET", RUN] = lambda query: next(answers)
-    server.script["PATCH", RUN] = (500, {"detail": "database is locked"})
-    assert api.run("d", "r")["state"] == "running"
-    with pytest.raises(RemoteUnavailable, match="500 to PATCH .*database is locked"):
+LOCKED: Answer = (500, {"detail": "database is locked"})
+
+
+@pytest.mark.parametrize("method", ["GET", "PATCH"])
+def test_what_is_the_same_when_done_twice_is_tried_again(server: Server, api: AirflowApi, method: str):
+    answers = iter([LOCKED, (503, {}), (200, {"state": "running"})])
+    server.script[method, RUN] = lambda query: next(answers)
+    if method == "GET":
+        assert api.run("d", "r")["state"] == "running"
+    else:
         api.mark_run("d", "r", "failed")
-    assert [method for method, _, _ in server.seen].count("PATCH") == 1
+    assert [asked for asked, _, _ in server.seen].count(method) == 3
+
+
+def test_a_clear_is_not(server: Server, api: AirflowApi):
+    server.script["POST", "/dags/d/clearTaskInstances"] = LOCKED
+    with pytest.raises(RemoteUnavailable, match="500 to POST .*database is locked"):
+        api.clear("d", "r", ["t"])
+    assert [path for _, path, _ in server.seen].count("/dags/d/clearTaskInstances") == 1
+
+
+@pytest.mark.parametrize("came_through", [False, True])
+def test_a_run_is_started_once_whatever_becomes_of_an_answer(server: Server, api: AirflowApi, came_through: bool):
+    then: Answer = (409, {"detail": "exists"}) if came_through else (200, {})
+    answers = iter([LOCKED, (503, {}), then])
+    server.script["POST", "/dags/d/dagRuns"] = lambda query: next(answers)
+    run_id = api.trigger("d")
+    asked = [body["dag_run_id"] for _, path, body in server.seen if path == "/dags/d/dagRuns"]
+    assert asked == [run_id] * 3
+
+
+def test_a_run_that_is_there_already_is_an_error(server: Server, api: AirflowApi):
+    server.script["POST", "/dags/d/dagRuns"] = (409, {"detail": "r exists"})
+    with pytest.raises(Misconfigured, match="409 to POST .*r exists"):
+        api.trigger("d", run_id="r")
 
 
 def test_a_refusal_says_what_was_asked(server: Server, api: AirflowApi):

@@ -18,7 +18,9 @@ DNS_LABEL = re.compile(r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?\Z")
 KUBERNETES_LABEL = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?\Z")
 GOOGLE_LABEL = re.compile(r"[a-z0-9_-]{0,63}\Z")
 
-an_id = st.text(min_size=1, max_size=250).filter(str.isprintable) | st.text(
+#: All that `str.isprintable` lets through: no controls, surrogates, private or unassigned ones, no space but one.
+printable = st.characters(exclude_categories=["C", "Z"]) | st.just(" ")
+an_id = st.text(printable, min_size=1, max_size=250) | st.text(
     string.ascii_letters + string.digits + "_.-+:", min_size=1, max_size=250
 )
 an_owner = st.builds(
