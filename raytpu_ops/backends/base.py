@@ -66,6 +66,7 @@ class Plan(BaseModel):
     :param deadlines: how long each phase may last; a rung without a ``within`` of its own goes by them.
     :param creates: what would be made, in words, one line an object.
     :param notes: what a person should know before saying yes (chips, cost, limits).
+    :param names: what things would be called, with the room that there is; empty where nobody says whose they are.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -77,6 +78,7 @@ class Plan(BaseModel):
     deadlines: Deadlines = Field(default_factory=Deadlines)
     creates: list[str] = Field(default_factory=list)
     notes: list[str] = Field(default_factory=list)
+    names: list[str] = Field(default_factory=list)
 
 
 class Released(BaseModel):
@@ -126,10 +128,15 @@ class Backend(Protocol):
     def ships_runtime(self) -> bool:
         """The cluster's image may lack this package: what of it runs there is uploaded (``ray/packages.py``)."""
 
-    async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
+    async def plan(
+        self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta, owner: Owner | None = None
+    ) -> Plan:
         """Check everything that can be checked without creating anything.
 
+        :param owner: whose the lease will be; None: the plan names nothing, and looks for nobody else's things of
+            these names.
         :raises InvalidSpec: what is wrong, where, and what would be right.
+        :raises Misconfigured: who is asked says already that it can't be had.
         """
 
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:

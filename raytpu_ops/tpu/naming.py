@@ -120,6 +120,19 @@ def node_pool_name(owner: Owner, index: int, replacement: int = 0) -> str:
     return f"{_name(owner, Kind.NODE_POOL.limit, room=_NUMBERED)}{_slice_suffix(index, replacement)}"
 
 
+def with_room(owner: Owner, pools: int = 0) -> list[str]:
+    """What an owner's things are called, with the room that there is, in words.
+
+    :param pools: node pools that the lease has of its own; the last one has the longest name.
+    """
+    lease = lease_id(owner)
+    found = [f"lease {lease} ({len(lease)} of {Kind.LEASE.limit} characters)"]
+    if pools:
+        pool = node_pool_name(owner, pools - 1)
+        found.append(f"last node pool {pool} ({len(pool)} of {Kind.NODE_POOL.limit})")
+    return found
+
+
 def slice_name(lease: str, index: int, replacement: int = 0) -> str:
     """The name of one slice of a lease, the value of the label ``ray.io/tpu-slice-name``.
 

@@ -111,19 +111,22 @@ class GkeBackend:
         """The image may lack this package's code for the cluster: it is uploaded."""
         return self.settings.runtime == "upload"
 
-    async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
+    async def plan(
+        self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta, owner: Owner | None = None
+    ) -> Plan:
         """Check what can be checked; Google is asked where node pools are to be made, and Kubernetes is not.
 
+        :param owner: whose node pools they will be: somebody else's of their names are looked for.
         :raises InvalidSpec: a kind of capacity that this backend does not have, or a template that breaks it.
         :raises Misconfigured: an extra is not installed, or Google says already that it can't be had.
         """
         if importlib.util.find_spec("kubernetes_asyncio") is None:
             raise Misconfigured("backend 'gke' needs a Kubernetes client; pip install 'raytpu-ops[gke]'")
-        found = planned(spec, ladder, self.settings, lease_for)
+        found = planned(spec, ladder, self.settings, lease_for, owner)
         addresses(self.settings, "plan", "https://kubernetes")  # refuses URLs that are none
         if self._pools is None:
             return found
-        notes = await self._pools.preflight(found, manifest_of(spec, ladder, self.settings))
+        notes = await self._pools.preflight(found, manifest_of(spec, ladder, self.settings), owner)
         return found.model_copy(update={"notes": [*found.notes, *notes]})
 
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:

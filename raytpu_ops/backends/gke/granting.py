@@ -22,7 +22,7 @@ from raytpu_ops.backends.base import Plan, Released, Say
 from raytpu_ops.backends.gke.api import KubeApi
 from raytpu_ops.backends.gke.asking import ask, withdraw
 from raytpu_ops.backends.gke.claim import Claim
-from raytpu_ops.backends.gke.node_pools import TRIES_WITHIN, Wanted, creations, is_making
+from raytpu_ops.backends.gke.node_pools import TRIES_WITHIN, Wanted, creations, is_making, node_pool_names
 from raytpu_ops.backends.gke.objects import ClusterView, PodView, first_hosts_since
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.pools_api import PoolsApi
@@ -30,7 +30,6 @@ from raytpu_ops.backends.gke.queued import RequestView, check, consuming, grante
 from raytpu_ops.backends.gke.reconciling import Reconciler
 from raytpu_ops.backends.gke.record import HOLD, RECORD, Pools, Record, read_record
 from raytpu_ops.backends.ladder import Climb, Step, deadline, exhausted, is_refusal, steps
-from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.deadlines import Deadlines, Phase
 from raytpu_ops.tpu.errors import Preempted, RayTpuError
 from raytpu_ops.waits import Done, Pending, Wait, wait_async
@@ -185,7 +184,7 @@ class Granting:
 
     async def _first(self) -> Record:
         record = await self._begin()
-        names = [naming.node_pool_name(self._claim.owner, index) for index in range(self._plan.spec.num_slices)]
+        names = node_pool_names(self._claim.owner, self._plan.spec)
         sight = await self._tools.google.look()
         # What failed before this lease began is none of its failures.
         spent = [one.name for one in creations(sight.operations, names) if one.failed]

@@ -24,6 +24,7 @@ from raytpu_ops.tpu.capacity import AnyCapacity
 from raytpu_ops.tpu.errors import CapacityUnavailable, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.shapes import SliceShape
+from raytpu_ops.tpu.spec import SliceSpec
 
 Json = dict[str, Any]
 
@@ -162,6 +163,11 @@ def _network(options: NodePools) -> Json:
     if options.private_nodes is not None:
         said["enable_private_nodes"] = options.private_nodes
     return {"network_config": said} if said else {}
+
+
+def node_pool_names(owner: Owner, spec: SliceSpec) -> list[str]:
+    """What a lease's pools are called when they are made, one for each slice; replacements have names of their own."""
+    return [naming.node_pool_name(owner, index) for index in range(spec.num_slices)]
 
 
 def own_policy(lease: str, shape: SliceShape, options: NodePools) -> str | None:

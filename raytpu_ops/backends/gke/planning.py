@@ -16,9 +16,11 @@ from raytpu_ops.backends.gke.node_pools import own_nodes, own_policy
 from raytpu_ops.backends.gke.pool_settings import NodePools
 from raytpu_ops.backends.gke.settings import Settings
 from raytpu_ops.backends.ladder import check_queue
+from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import FLEX_START_LIMIT, AnyCapacity, FlexStart, Queued
 from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.lease import Owner
 from raytpu_ops.tpu.spec import SliceSpec
 
 #: What GKE takes as a rule to make a node pool, or to delete one, at least and at most. On many clusters it does one
@@ -28,9 +30,12 @@ _A_QUICK_POOL, _A_POOL = timedelta(minutes=2), timedelta(minutes=4)
 _RAYS_OWN = re.compile(r"(docker\.io/)?rayproject/ray:(?!.*tpu)")
 
 
-def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta) -> Plan:
+def planned(
+    spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, lease_for: timedelta, owner: Owner | None = None
+) -> Plan:
     """The plan.
 
+    :param owner: whose names are told.
     :raises InvalidSpec: a kind of capacity that this backend does not have, a shape that Ray can't reserve, or a
         template that breaks it.
     """
@@ -55,6 +60,7 @@ def planned(spec: SliceSpec, ladder: Sequence[AnyCapacity], settings: Settings, 
         deadlines=_deadlines(spec) if made else Deadlines(),
         creates=creates,
         notes=[note for note in (*_notes(spec, ladder, settings, lease_for), _without_jax(settings.image)) if note],
+        names=naming.with_room(owner, spec.num_slices if made else 0) if owner else [],
     )
 
 

@@ -19,10 +19,11 @@ from raytpu_ops.backends.gke.giving_back import GivingBack
 from raytpu_ops.backends.gke.granting import Granting, Tools
 from raytpu_ops.backends.gke.manifest import Nodes
 from raytpu_ops.backends.gke.mending import Mending, lacking
-from raytpu_ops.backends.gke.node_pools import NodePoolView, misfit, nodes_of, own_policy
+from raytpu_ops.backends.gke.node_pools import NodePoolView, misfit, node_pool_names, nodes_of, own_policy
 from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.queued import RequestView, unasked
+from raytpu_ops.backends.gke.reconciling import found_policy, refuse_strangers
 from raytpu_ops.backends.gke.record import Record, parsed
 from raytpu_ops.backends.gke.room import head_notes, needs_of
 from raytpu_ops.backends.google.access import CloudAccess
@@ -30,7 +31,7 @@ from raytpu_ops.backends.google.fields import is_zone, region_of
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.deadlines import Phase
 from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RayTpuError
-from raytpu_ops.tpu.lease import SliceLease
+from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Pending
 
@@ -116,34 +117,51 @@ class PoolLeases:
             f"'{location}-b'"
         )
 
-    async def preflight(self, plan: Plan, manifest: Mapping[str, Any]) -> list[str]:
+    async def preflight(self, plan: Plan, manifest: Mapping[str, Any], owner: Owner | None) -> list[str]:
         """What Google says beforehand.
 
         :param manifest: of the RayCluster, whose pods need room.
+        :param owner: whose the pools will be; None looks for nobody else's of their names.
         :return: notes, one line each.
         :raises Misconfigured: what is surely wrong.
         """
         from raytpu_ops.backends.google.preflight import preflight
         from raytpu_ops.backends.google.roles import GKE, WORKLOAD_POLICY
 
-        own = own_policy("plan", plan.spec.shape, self.options)
+        own = own_policy(naming.lease_id(owner) if owner else "plan", plan.spec.shape, self.options)
         head, [hosts] = manifest["spec"]["headGroupSpec"], manifest["spec"]["workerGroupSpecs"]
         async with self._apis() as apis:
             cluster = self._cluster(apis.project)
             if self.options.reuse:
                 await self.reused(plan.spec)
                 return []
+            google, zones = PoolsApi(apis, cluster), self.zones(cluster)
+
+            async def pools() -> list[str]:
+                try:
+                    found = await google.pools()
+                except RayTpuError as error:
+                    return [f"the cluster's node pools were not looked at: {error}"]
+                if owner is not None:
+                    refuse_strangers(found, node_pool_names(owner, plan.spec), owner)
+                return await head_notes(google, found, head["template"])
+
+            async def policy() -> list[str]:
+                if owner is not None and own is not None:
+                    await found_policy(google, owner, own, zones[0])  # a cluster's zones are in one region
+                return []
+
             return await preflight(
                 apis,
                 plan.spec,
                 plan.ladder,
-                self.zones(cluster),
+                zones,
                 role=GKE,
                 lease_for=plan.lease_for,
                 project=cluster_parts(cluster)[0],
                 permissions=WORKLOAD_POLICY if own else (),
                 host=needs_of(hosts["template"]),
-                also=[lambda: head_notes(PoolsApi(apis, cluster), head["template"])],
+                also=[pools, policy],
                 price_per_chip_hour=self.options.price_per_chip_hour,
             )
 
@@ -238,7 +256,7 @@ class PoolLeases:
     async def _given_back(self, claim: Claim, plan: Plan, google: PoolsApi) -> GivingBack:
         """One round of it. The RayCluster goes last: until then the next try, or the reaper, finds the rest by it."""
         giving = GivingBack(claim.owner, claim.name, claim.namespace, self._clock)
-        names = [naming.node_pool_name(claim.owner, index) for index in range(plan.spec.num_slices)]
+        names = node_pool_names(claim.owner, plan.spec)
         policy = own_policy(claim.name, plan.spec.shape, self.options)
         if any(rung.kind == "queued" for rung in plan.ladder):
             await giving.tried(self.requests(giving))

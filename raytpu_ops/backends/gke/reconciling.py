@@ -49,7 +49,7 @@ class Reconciler:
         """
         refuse_strangers(pools, self._wanted.names, self._wanted.owner)
         if self._wanted.own_policy is not None:
-            await self._found_policy(self._wanted.own_policy)
+            await found_policy(self._google, self._wanted.owner, self._wanted.own_policy, self._wanted.zone)
 
     async def round(
         self, sight: Sight, record: str, spent: Sequence[str], *, may_create: bool = True, others: Sequence[str] = ()
@@ -127,26 +127,12 @@ class Reconciler:
         name, wanted = self._wanted.own_policy, self._wanted
         if name is None:
             return ""
-        there = await self._found_policy(name)
+        there = await found_policy(self._google, wanted.owner, name, wanted.zone)
         if there is None:
             await self._google.create_policy(region_of(wanted.zone), name, wanted.shape.topology, mark(wanted.owner))
             return f"workload policy {name} is being made"
         status = there.get("status", "READY")
         return "" if status == "READY" else f"workload policy {name} is {status}"
-
-    async def _found_policy(self, name: str) -> Mapping[str, Any] | None:
-        """The owner's workload policy; None where there is none of that name.
-
-        :raises Misconfigured: it was not made for the owner.
-        """
-        region, owner = region_of(self._wanted.zone), self._wanted.owner
-        there = await self._google.policy(region, name)
-        if there is not None and mark(owner) not in str(there.get("description")):
-            raise Misconfigured(
-                f"resource policy {name} in {region} exists and was not made for {owner.key}: delete it, or name it in "
-                "node_pools.workload_policy"
-            )
-        return there
 
 
 def refuse_strangers(pools: Sequence[NodePoolView], names: Sequence[str], owner: Owner) -> None:
@@ -162,6 +148,22 @@ def refuse_strangers(pools: Sequence[NodePoolView], names: Sequence[str], owner:
             f"node pool {', '.join(strangers)} exists and was not made for {owner.key}: delete it, or name it in "
             "node_pools.reuse"
         )
+
+
+async def found_policy(google: PoolsApi, owner: Owner, name: str, zone: str) -> Mapping[str, Any] | None:
+    """The owner's workload policy; None where there is none of that name.
+
+    :param zone: where its pools are.
+    :raises Misconfigured: it was not made for the owner.
+    """
+    region = region_of(zone)
+    there = await google.policy(region, name)
+    if there is not None and mark(owner) not in str(there.get("description")):
+        raise Misconfigured(
+            f"resource policy {name} in {region} exists and was not made for {owner.key}: delete it, or name it in "
+            "node_pools.workload_policy"
+        )
+    return there
 
 
 def mark(owner: Owner) -> str:

@@ -7,7 +7,7 @@ then. Not here: what is free on nodes that run (only the cluster knows, and a le
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from raytpu_ops.backends.gke.node_pools import NodePoolView
@@ -55,10 +55,11 @@ def _amount(value: object, container: str) -> float:
         ) from None
 
 
-async def head_notes(google: PoolsApi, template: Mapping[str, Any]) -> list[str]:
+async def head_notes(google: PoolsApi, pools: Sequence[NodePoolView], template: Mapping[str, Any]) -> list[str]:
     """That the head may find no node, if so; by what the pools are, whatever else runs on them.
 
-    :param google: the cluster's node pools.
+    :param google: tells of machines, and of the cluster.
+    :param pools: all of the cluster's.
     :param template: of the head's pod, merged.
     :return: a note, or none.
     """
@@ -67,7 +68,7 @@ async def head_notes(google: PoolsApi, template: Mapping[str, Any]) -> list[str]
     needs = needs_of(template)
     reasons: list[str] = []
     try:
-        for pool in await google.pools():
+        for pool in pools:
             why = _unfit(pool) or await _too_small(google, pool, needs)
             if not why:
                 return []

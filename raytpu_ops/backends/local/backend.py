@@ -88,7 +88,9 @@ class LocalBackend:
         commands = Commands(ray_start, head_cpus, host_cpus, tuple(pass_env))
         self._cluster = Cluster(self.root, commands)
 
-    async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
+    async def plan(
+        self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta, owner: Owner | None = None
+    ) -> Plan:
         """Check Ray, the root folder and this machine's size; nothing is touched.
 
         :raises InvalidSpec: more hosts than this machine may play, a shape that Ray can't reserve, or a root that is
@@ -124,6 +126,7 @@ class LocalBackend:
                 f"{spec.num_slices} {slices} of {shape}: {spec.hosts} Ray nodes, {shape.chips_per_host} TPU chips each",
             ],
             notes=notes,
+            names=naming.with_room(owner) if owner else [],
         )
 
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:

@@ -96,7 +96,9 @@ class TpuVmBackend:
     def __repr__(self) -> str:
         return f"TpuVmBackend({self.cloud!r}, zones={self.settings.zones!r})"
 
-    async def plan(self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta) -> Plan:
+    async def plan(
+        self, spec: SliceSpec, ladder: Sequence[AnyCapacity], *, lease_for: timedelta, owner: Owner | None = None
+    ) -> Plan:
         """Check the spec and the ladder against what Cloud TPU has, and what Google tells about the project.
 
         :raises InvalidSpec: a generation, shape or kind of capacity that it does not have; or an option is missing.
@@ -134,6 +136,7 @@ class TpuVmBackend:
                 head,
             ],
             notes=notes,
+            names=naming.with_room(owner) if owner else [],
         )
 
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:

@@ -36,7 +36,9 @@ class PlayedBackend:
         self.refuse = refuse
         self.acquires_in_task = refuse != "slow"
 
-    async def plan(self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta) -> Plan:
+    async def plan(
+        self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta, owner: Owner | None = None
+    ) -> Plan:
         """Nothing to check."""
         return Plan(backend=self.name, spec=spec, ladder=list(ladder), lease_for=lease_for)
 

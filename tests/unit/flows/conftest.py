@@ -48,7 +48,9 @@ class MemoryBackend:
     acquires_in_task: bool = True
     ships_runtime: bool = False
 
-    async def plan(self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta) -> Plan:
+    async def plan(
+        self, spec: SliceSpec, ladder: Sequence[Any], *, lease_for: timedelta, owner: Owner | None = None
+    ) -> Plan:
         return Plan(backend=self.name, spec=spec, ladder=list(ladder), lease_for=lease_for)
 
     async def acquire(self, plan: Plan, owner: Owner, *, say: Say = silent) -> SliceLease:
