@@ -100,6 +100,8 @@ class Granting:
         self._made: set[str] = set()
         #: When the requests were begun that this one asked for or followed: all that it may delete.
         self._mine: set[datetime] = set()
+        #: Since when what is in a zone was to go: a roll-back has no second time for what Google holds.
+        self._going: dict[str, datetime] = {}
 
     async def run(self) -> Granted:
         """Adopt or climb until something is granted; rolls back where nothing is.
@@ -191,18 +193,18 @@ class Granting:
                     raise
                 self._say(f"{step} failed: {error}")
                 await self._removed(_zone(step))
-                climb, seen = climb.failed(step, error, self._clock()), False
+                climb, seen = climb.failed(step, error, self._clock()), ""
         raise ladder.exhausted(f"lease {self._name}", climb)
 
-    async def _begun(self, found: Sequence[Found]) -> tuple[Climb, bool]:
-        """Where the climb goes on, and whether its request stands already.
+    async def _begun(self, found: Sequence[Found]) -> tuple[Climb, str]:
+        """Where the climb goes on, and the state of its request; empty where none stands.
 
         One that was granted once and is lost is deleted, and the climb begins again (F12).
 
         :param found: the first one is followed; others are what two who climbed at once made, and go.
         """
         if not found:
-            return Climb.start(self._clock()), False
+            return Climb.start(self._clock()), ""
         (view, nodes), *twins = found
         for twin, _ in twins:
             self._mine.add(_climb_of(twin).begun)
@@ -212,14 +214,15 @@ class Granting:
         gone = [f"{view} is {view.state}"] if view.meaning is Meaning.LOST else lost(view, nodes)
         if not gone:
             self._say(f"Adopted {view}: it is {view.state}")
-            return climb, True
+            return climb, view.state
         self._say(f"{'; '.join(gone)}: Google took the slices back; deleting what is left, to begin again")
         await self._removed(view.zone)
-        return Climb.start(self._clock()), False
+        return Climb.start(self._clock()), ""
 
-    async def _granted(self, step: Step, climb: Climb, *, seen: bool) -> Granted:
+    async def _granted(self, step: Step, climb: Climb, *, seen: str) -> Granted:
         """Ask for a step, unless its request was seen standing already, and wait until it is granted.
 
+        :param seen: its state then.
         :raises _Overtaken: another hand deleted it, or asked for something else.
         """
         zone = _zone(step)
@@ -239,10 +242,12 @@ class Granting:
                 return None
             if asked and not views and not (await self._api.is_over(asked, f"create {what}") or seen):
                 return None  # it is being made, and may still come to nothing (F06)
+            if seen == "CREATING" and not (views or asked):  # F06; Google deletes nothing in that state
+                raise CapacityUnavailable(f"{what} came to nothing while it was {seen}; Google's audit log says why")
             if len(standing) != 1 or _climb_of(standing[0]).begun != climb.begun:
                 raise _Overtaken
             [view] = standing
-            seen = True
+            seen = view.state
             self._made.add(zone)
             up = view.meaning in (Meaning.COMING, Meaning.THERE)
             return view, await self._api.nodes_of(view) if up else []
@@ -319,12 +324,13 @@ class Granting:
                 decider.enter(Phase.RELEASING, self._plan.deadlines.at(Phase.RELEASING, let_go))
             return Pending("; ".join(back.left)) if back.left else Done(None)
 
-        begun = self._clock()
-        until = self._plan.deadlines.at(Phase.RELEASING, begun)
+        begun = self._going.setdefault(zone, self._clock())
+        until = self._plan.deadlines.at(Phase.RELEASING, self._clock())
         decider: Wait[Pending | Done[None], None] = self._wait(
             f"queued resource {self._name} in {zone}", lambda seen: seen, until, Phase.RELEASING
         )
         await wait_async(look, decider, sleep=self._sleep)
+        del self._going[zone]
 
     async def _rolled_back(self) -> str:
         """Give back what was made; a teardown follows a failed setup only in luck.

@@ -150,6 +150,26 @@ async def test_an_operation_that_goes_on_is_waited_for(google: GoogleFake, backe
     assert [line.partition(": ")[0] for line in lease.attempts] == [f"spot in {ZONE}"]
 
 
+async def test_a_request_of_a_task_that_died_that_comes_to_nothing_is_the_next_steps_turn(
+    google: GoogleFake, make: Make
+):
+    """F06, F39: its operation is not known to the task that goes on, and nobody deletes what is CREATING."""
+    google.tpu.delays.accept = 25
+    google.faults.late(NO_QUOTA)
+    plan = planned([Spot(), OnDemand()])
+    died = asyncio.create_task(make().acquire(plan, ME))
+    await until(google.queued_resources)
+    died.cancel()
+    before = google.clock.now()
+    lease = await make().acquire(plan, ME)
+
+    assert google.tpu.made == [full(), full(OTHER)]
+    [tried] = lease.attempts
+    assert tried.startswith(f"spot in {ZONE}: queued resource")
+    assert "came to nothing while it was CREATING" in tried
+    assert google.clock.now() - before < timedelta(minutes=4)
+
+
 # Deadlines
 
 
