@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.definitions._internal.mixins import DependencyMixin
 from airflow.sdk.exceptions import DuplicateTaskIdFound
 
+from raytpu_ops.decorators.mapped import check_mapped
 from raytpu_ops.operators.outcome import TpuSlicesOutcomeOperator
 from raytpu_ops.operators.tpu_slices import (
     PlanTpuSlicesOperator,
@@ -96,6 +97,7 @@ def tpu_slices(
     }
     plan = _made(PlanTpuSlicesOperator, task_id=f"{prefix}plan", **wanted)
     provision = _made(ProvisionTpuSlicesOperator, task_id=f"{prefix}provision", **wanted)
+    plan.provision_task_id = provision.task_id
     _begin_after(plan, after)
     plan >> provision
     release = _made(
@@ -126,6 +128,7 @@ def tpu_slices(
         yield labelled.output
         body = [task for task_id, task in provision.dag.task_dict.items() if task_id not in before]
         _check_past(body)
+        check_mapped(body)
         _begin_behind(labelled, body)
     # Airflow wires by itself neither mapped tasks nor what comes after a scope inside this one.
     _end_before(release, body)

@@ -83,16 +83,19 @@ class _WantsSlices(RayTpuOperator):
         # One that exists, in the place of what a template decides: the number of slices can be judged alone.
         generation, topology, machine_type = ("v4", "2x2x1", None) if has_template(shape) else shape
         number = settled(whole_number(self.num_slices), 1)
-        SliceSpec.of(generation, topology, num_slices=number, machine_type=machine_type).shape.check_reserved()
+        spec = SliceSpec.of(generation, topology, num_slices=number, machine_type=machine_type)
+        spec.shape.check_reserved()
+        self.slices_handed_on = None if has_template(self.num_slices) else spec.num_slices
 
     def _open(self) -> Backend:
         return RayTpuHook(self.ray_tpu_conn_id, self.backend or None, options=self.backend_options).backend
 
-    def _plan(self, backend: Backend) -> Plan:
+    def _plan(self, backend: Backend, owner: Owner | None) -> Plan:
         """The plan, told to the log before anything is made."""
         spec, rungs, lease_for = self._wanted()
-        plan = self.run_flow(backend.plan(spec, rungs, lease_for=lease_for))
-        for line in (*plan.creates, *plan.notes):
+        plan = self.run_flow(backend.plan(spec, rungs, lease_for=lease_for, owner=owner))
+        names = [f"names: {', '.join(plan.names)}"] if plan.names else []
+        for line in (*plan.creates, *names, *plan.notes):
             self.log.info("Plan: %s", line)
         return plan.model_copy(update={"deadlines": Deadlines.of(self.deadlines).over(plan.deadlines)})
 
@@ -113,20 +116,28 @@ class PlanTpuSlicesOperator(_WantsSlices):
     refused while it costs nothing, and Airflow runs a teardown only where a setup succeeded, so the slices
     are released also where provisioning failed or was ended half way.
 
-    The parameters are those of :class:`ProvisionTpuSlicesOperator`.
+    The parameters are those of :class:`ProvisionTpuSlicesOperator`, and:
+
+    :param provision_task_id: the task of this DAG that will provision: the plan has its names, and refuses where
+        somebody else's node pool has one of them; without it names are not looked at. (templated)
     """
 
+    template_fields: Sequence[str] = (*_WantsSlices.template_fields, "provision_task_id")
     needs_xcom = False
+
+    def __init__(self, *, provision_task_id: str | None = None, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.provision_task_id = provision_task_id
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Plan.
 
         :return: ``spec`` in words, ``creates`` and ``notes``, one line each.
         """
-        backend = self._open()
-        plan = self._plan(backend)
+        backend, task_id = self._open(), self.provision_task_id
+        plan = self._plan(backend, owner_of(context, task_id) if task_id else None)
         # Who cannot be asked whether there is a lease can neither grant one nor take one back.
-        self.run_flow(backend.find(owner_of(context)))
+        self.run_flow(backend.find(owner_of(context, task_id)))
         return {"spec": str(plan.spec), "creates": plan.creates, "notes": plan.notes}
 
 
@@ -167,7 +178,7 @@ class ProvisionTpuSlicesOperator(_WantsSlices):
         :return: the lease, as plain JSON.
         """
         backend, owner = self._open(), owner_of(context)
-        plan = self._plan(backend)
+        plan = self._plan(backend, owner)
 
         async def flow() -> dict[str, Any]:
             return (await backend.acquire(plan, owner, say=self.log.info)).to_xcom()

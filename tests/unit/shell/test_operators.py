@@ -12,9 +12,10 @@ from airflow.sdk import DAG, TaskGroup
 from airflow.sdk.exceptions import AirflowFailException, AirflowTaskTimeout
 from airflow.sdk.execution_time.timeout import timeout
 
-from raytpu_ops import ProvisionTpuSlicesOperator, RayServeOperator
+from raytpu_ops import ProvisionTpuSlicesOperator, RayServeOperator, tpu_slices
 from raytpu_ops.backends.base import Plan, Released
 from raytpu_ops.operators.base import RayTpuOperator
+from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.capacity import OnDemand
 from raytpu_ops.tpu.deadlines import Deadlines, Schedule
 from raytpu_ops.tpu.errors import CapacityUnavailable, InvalidSpec, Misconfigured
@@ -152,7 +153,38 @@ def test_deadlines_that_the_author_does_not_give_are_those_that_the_backend_thin
 
     monkeypatch.setattr(backend, "plan", planned)
 
-    assert task._plan(backend).deadlines == Deadlines(provisioning=7200, releasing=60)
+    assert task._plan(backend, None).deadlines == Deadlines(provisioning=7200, releasing=60)
+
+
+class _Asked(_TimesOut):
+    """A backend that is asked for a plan, and by whom."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.owners: list[Owner | None] = []
+
+    async def plan(self, *_: object, owner: Owner | None = None, **__: object) -> Plan:
+        self.owners.append(owner)
+        return (await super().plan()).model_copy(update={"names": naming.with_room(owner, 2) if owner else []})
+
+
+def test_the_plan_of_a_dag_has_the_names_that_its_lease_will_have(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """F03, F18: those of the task that provisions, told to the log with the room that there is."""
+    with DAG("d", schedule=None) as dag, TaskGroup("g"), tpu_slices("v4", topology="2x2x1"):
+        pass
+    task, backend = dag.get_task("g.plan"), _Asked()
+    monkeypatch.setattr(task, "_open", lambda: backend)
+    context: Any = {"ti": Instance(-1)}
+
+    task.begin(context)
+
+    owner = Owner(dag_id="d", run_id="r", task_id="g.provision")
+    assert backend.owners == [owner]
+    pool = naming.node_pool_name(owner, 1)
+    said = f"Plan: names: lease {naming.lease_id(owner)} ({len(naming.lease_id(owner))} of 40 characters), last node"
+    assert f"{said} pool {pool} ({len(pool)} of 40)" in capsys.readouterr().out
 
 
 class Instance:
