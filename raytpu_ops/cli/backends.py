@@ -16,7 +16,7 @@ from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.local import LocalBackend
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
 from raytpu_ops.demo.leases import local_backend
-from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.errors import InvalidSpec, RemoteUnavailable
 
 if TYPE_CHECKING:
     from raytpu_ops.backends.google.access import CloudAccess
@@ -82,14 +82,15 @@ def _of_tasks(backend: str | None) -> str | None:
 
     :param backend: what ``--backend`` says: None as well where the connection is for another.
     :raises Misconfigured: it is there and cannot be read.
+    :raises RemoteUnavailable: a place where Airflow keeps connections does not answer.
     """
     with _quiet_airflow():
         from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
         name, found = RayTpuHook.default_conn_name, None
         hook = RayTpuHook(name)
-        # Also where Airflow's database does not answer: nobody may take silence about local for an answer.
         if hook.connection is None:
+            _check_absent(name)
             why = f"since no connection {name!r} was found"
             where = f"by the options alone, {why}" if backend else f"on this machine (local), {why}: {ELSEWHERE}"
         elif backend and (said := hook.options.get("backend", backend)) != backend:
@@ -98,6 +99,36 @@ def _of_tasks(backend: str | None) -> str | None:
             found, where = name, f"by connection {name!r}, as tasks that name none"
         print(f"raytpu: {where}", file=sys.stderr)
         return found
+
+
+def _check_absent(conn_id: str) -> None:
+    """Look once more for a connection that Airflow calls not defined, which it says of places that are away, too (3.3).
+
+    :raises RemoteUnavailable: one of them does not answer; an Airflow without tables has no connection.
+    """
+    from airflow.sdk.execution_time.supervisor import ensure_secrets_backend_loaded
+    from airflow.secrets.metastore import MetastoreBackend
+
+    for place in ensure_secrets_backend_loaded():
+        try:
+            if not isinstance(place, MetastoreBackend) or _has_tables():
+                place.get_connection(conn_id=conn_id)
+        except Exception as error:
+            # Not its words: they may have a password in them.
+            raise RemoteUnavailable(
+                f"connection {conn_id!r}: Airflow's {type(place).__name__} does not say whether there is one "
+                f"({type(error).__name__}): try again once it answers, or say where to look with --conn-id, --root, "
+                "--kubeconfig or --context"
+            ) from error
+
+
+def _has_tables() -> bool:
+    from airflow.models import Connection
+    from airflow.utils.session import create_session
+    from sqlalchemy import inspect
+
+    with create_session() as session:
+        return inspect(session.connection()).has_table(Connection.__tablename__)
 
 
 @contextmanager

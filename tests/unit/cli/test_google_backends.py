@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -139,6 +141,30 @@ def test_without_that_connection_it_is_said_where_was_looked(monkeypatch: pytest
     )
     with pytest.raises(InvalidSpec, match=f"not exist on local below {short_dir}/r; there are none: --conn-id or --b"):
         CliRunner().invoke(cli.app, ["release", "a-lease"], catch_exceptions=False)
+
+
+@pytest.mark.parametrize("options", [[], ["--backend", "tpu_vm"]])
+def test_where_airflow_does_not_answer_nobody_takes_its_connection_for_absent(
+    tmp_path: Path, options: list[str]
+) -> None:
+    """F07: Airflow calls every error "not defined", and nothing had expired on this machine."""
+    database = tmp_path / "airflow.db"
+    database.write_text("this is no database" * 99)
+    told = {"AIRFLOW_HOME": str(tmp_path), "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{database}"}
+    code = "from raytpu_ops.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "reap", *options],
+        env=os.environ | told,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.splitlines()[-1] == (
+        "raytpu: connection 'ray_tpu_default': Airflow's MetastoreBackend does not say whether there is one "
+        "(DatabaseError): try again once it answers, or say where to look with --conn-id, --root, --kubeconfig or "
+        "--context"
+    )
 
 
 def test_the_variable_of_the_local_root_may_not_name_a_strange_folder(
