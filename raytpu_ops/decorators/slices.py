@@ -128,8 +128,9 @@ def tpu_slices(
         yield labelled.output
         body = [task for task_id, task in provision.dag.task_dict.items() if task_id not in before]
         _check_past(body)
-        check_mapped(body)
         _begin_behind(labelled, body)
+    # Behind the scope: in it Airflow would wire what is only made to be judged.
+    check_mapped(body)
     # Airflow wires by itself neither mapped tasks nor what comes after a scope inside this one.
     _end_before(release, body)
     outcome = _made(

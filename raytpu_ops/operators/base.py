@@ -146,6 +146,14 @@ def in_scope(task_id: str, lease: Any) -> Any:
     return lease
 
 
+def slices_of(lease: Any) -> int | None:
+    """How many slices a lease has, where it is plain in the DAG; None where only the run tells.
+
+    :param lease: an XComArg, or anything else.
+    """
+    return next((getattr(source, "slices_handed_on", None) for source, _ in XComArg.iter_xcom_references(lease)), None)
+
+
 class RayTpuOperator(BaseOperator):
     """Base of the operators: runs a flow to its end in this process, and ends it when killed.
 
@@ -185,6 +193,8 @@ class RayTpuOperator(BaseOperator):
         self._flow: asyncio.Task[Any] | None = None
         #: For the task whose output is the lease of a ``with tpu_slices(…)`` block: those made before its end.
         self.tasks_at_release: frozenset[str] | None = None
+        #: For a task whose output is a lease: of how many slices, where that is plain in the DAG.
+        self.slices_handed_on: int | None = None
 
     def execute(self, context: Context) -> Any:
         """Do what the operator is for, see :meth:`begin`.

@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, epoch_of, has_template, in_scope, owner_of, settled, whole_number
+from raytpu_ops.operators.base import (
+    RayTpuOperator,
+    epoch_of,
+    has_template,
+    in_scope,
+    owner_of,
+    settled,
+    slices_of,
+    whole_number,
+)
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, Schedule, as_poll
 from raytpu_ops.tpu.errors import InvalidSpec
 from raytpu_ops.tpu.lease import SliceLease
@@ -112,7 +121,7 @@ class RaySliceJobOperator(RayTpuOperator):
         read(model, {**written, **common}, type(self).__name__, _CALLED)
         check_code(self, self.working_dir, self.runtime_env)
         if not has_template(self.num_slices):
-            self._slices(None)
+            self._slices(slices_of(self.lease), f"the lease that {self.task_id} takes")
 
     def begin(self, context: Context) -> dict[str, Any]:
         """Run the job.
@@ -133,8 +142,9 @@ class RaySliceJobOperator(RayTpuOperator):
         :return: the work, as its JSON.
         :raises InvalidSpec: what is wrong, and what would be right.
         """
+        num_slices = self._slices(lease.spec.num_slices, f"lease {lease.id}")
         common = {
-            "spec": lease.spec.model_copy(update={"num_slices": self._slices(lease)}),
+            "spec": lease.spec.model_copy(update={"num_slices": num_slices}),
             "env": self.env or {},
             "start_timeout_s": Deadlines.of(self.deadlines).starting.total_seconds(),
         }
@@ -180,15 +190,19 @@ class RaySliceJobOperator(RayTpuOperator):
             attempt=attempt, work=work, runtime_env=runtime_env, schedule=schedule, poll_s=self.poll_interval
         )
 
-    def _slices(self, lease: SliceLease | None) -> int:
-        """How many slices are reserved; while there is no lease, as many as it must have at least."""
-        wanted, there = whole_number(self.num_slices), lease.spec.num_slices if lease else None
+    def _slices(self, there: int | None, whose: str) -> int:
+        """How many slices are reserved.
+
+        :param there: how many the lease has; None while nobody knows, then the least that it must have.
+        :param whose: which lease that is, in words.
+        """
+        wanted = whole_number(self.num_slices)
         if wanted is None or wanted == "":
             return there or 1
         if not isinstance(wanted, int) or isinstance(wanted, bool) or wanted < 1:
             raise InvalidSpec(f"num_slices: must be a whole number, 1 or more, got {shown(wanted)}")
-        if lease is not None and wanted > lease.spec.num_slices:
-            raise InvalidSpec(f"num_slices: {wanted} were asked for; lease {lease.id} has {there}, give 1 to that")
+        if there is not None and wanted > there:
+            raise InvalidSpec(f"num_slices: {wanted} were asked for; {whose} has {there}, give 1 to that")
         return wanted
 
     def finish(self, context: Context, result: dict[str, Any]) -> dict[str, Any]:

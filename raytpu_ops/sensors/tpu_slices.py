@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of
+from raytpu_ops.operators.base import RayTpuOperator, in_scope, owner_of, slices_of
 from raytpu_ops.tpu.deadlines import Phase, Schedule, as_poll
 from raytpu_ops.tpu.lease import SliceLease
 
@@ -51,6 +51,7 @@ class TpuSlicesReadySensor(RayTpuOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.lease = in_scope(self.task_id, lease)
+        self.slices_handed_on = slices_of(lease)
         self.poke_interval = as_poll(poke_interval, "poke_interval")
 
     def begin(self, context: Context) -> dict[str, Any]:

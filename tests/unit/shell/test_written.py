@@ -224,6 +224,26 @@ def test_what_other_tasks_return_waits_too() -> None:
     assert all("before" in dag.get_task(name).upstream_task_ids for name in ("train", "job", "run", "serve"))
 
 
+def test_more_slices_than_the_lease_has_are_refused_before_there_is_one() -> None:
+    words = "^num_slices: 3 were asked for; the lease that mo[a-z]* takes has 2, give 1 to that$"
+    with DAG("d", schedule=None), tpu_slices("v4", topology="2x2x1", num_slices="2") as lease:
+        job(lease=lease, num_slices="2")
+        with pytest.raises(InvalidSpec, match=words):
+            train(task_id="more", lease=lease, num_slices=3)
+    with DAG("d", schedule=None):
+        granted = provision(task_id="provision", num_slices=2).output
+        with pytest.raises(InvalidSpec, match=words):
+            job(task_id="more", lease=granted, num_slices=3)
+        with pytest.raises(InvalidSpec, match=words):
+            job(task_id="most", lease=TpuSlicesReadySensor(task_id="whole", lease=granted).output, num_slices=3)
+
+
+@pytest.mark.parametrize(("there", "wanted"), [(TEMPLATE, 9), (2, TEMPLATE)])
+def test_how_many_slices_a_lease_has_may_be_known_only_when_it_is_there(there: Any, wanted: Any) -> None:
+    with DAG("d", schedule=None), tpu_slices("v4", topology="2x2x1", num_slices=there) as lease:
+        assert job(lease=lease, num_slices=wanted).num_slices == wanted
+
+
 @pytest.mark.parametrize("make", [job, serve])
 def test_a_folder_that_is_missing_is_told_before_anything_else(make: Make) -> None:
     with DAG("d", schedule=None):
