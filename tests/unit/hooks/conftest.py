@@ -87,6 +87,7 @@ async def tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
     """Everybody at Google who hands out tokens; this machine's own credentials are theirs too."""
     from google.auth import iam
     from google.auth.compute_engine import _metadata
+    from google.oauth2 import credentials
 
     found = Tokens()
     runner = web.AppRunner(found.app)
@@ -99,6 +100,8 @@ async def tokens(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> AsyncIterat
     monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path / "no-gcloud"))
     monkeypatch.setenv("GCE_METADATA_IP", address)
     monkeypatch.setattr(_metadata, "_GCE_METADATA_HOST", address)
+    # Whatever the file says.
+    monkeypatch.setattr(credentials, "_GOOGLE_OAUTH2_TOKEN_ENDPOINT", f"{found.url}/refresh")
     monkeypatch.setattr(iam, "_IAM_ENDPOINT", f"{found.url}/as/{{}}")
     yield found
     await runner.cleanup()

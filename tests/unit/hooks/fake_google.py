@@ -5,6 +5,7 @@ The client libraries are the real ones and speak their real protocols. Not here:
 
 from __future__ import annotations
 
+import json
 from concurrent import futures
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -18,6 +19,8 @@ from google.cloud.container_v1.types import Cluster, GetClusterRequest
 
 #: Whom the machine's or the pod's own credentials stand for.
 POD = "pod@tpu-project.iam.gserviceaccount.com"
+#: With what a person who once logged in gets tokens.
+REFRESH = "1//refresh"
 
 
 class Tokens:
@@ -42,6 +45,7 @@ class Tokens:
         app.router.add_get(f"{account}/{{email}}/", self.metadata({"email": POD, "scopes": [], "aliases": ["default"]}))
         app.router.add_get(f"{account}/{{email}}/token", self.from_metadata)
         app.router.add_post("/token", self.from_key)
+        app.router.add_post("/refresh", self.from_refresh)
         app.router.add_post("/as/{email}", self.as_another)
         return app
 
@@ -62,6 +66,13 @@ class Tokens:
     async def from_key(self, request: web.Request) -> web.Response:
         return self.refused() or web.json_response({"access_token": self.token("key"), "expires_in": self.lifetime_s})
 
+    async def from_refresh(self, request: web.Request) -> web.Response:
+        said = await request.post()
+        if (said.get("grant_type"), said.get("refresh_token")) != ("refresh_token", REFRESH):
+            return web.json_response({"error": "invalid_grant", "error_description": "Bad Request"}, status=400)
+        token = {"access_token": self.token("person"), "expires_in": self.lifetime_s, "token_type": "Bearer"}
+        return self.refused() or web.json_response(token)
+
     async def from_metadata(self, request: web.Request) -> web.Response:
         token = {"access_token": self.token("pod"), "expires_in": self.lifetime_s, "token_type": "Bearer"}
         return web.json_response(token, headers={"metadata-flavor": "Google"})
@@ -72,6 +83,23 @@ class Tokens:
         ends = datetime.now(UTC) + timedelta(seconds=self.lifetime_s)
         who = request.match_info["email"].partition("@")[0]
         return web.json_response({"accessToken": self.token(who), "expireTime": ends.strftime("%Y-%m-%dT%H:%M:%SZ")})
+
+    def login(self, folder: Path) -> Path:
+        """What ``gcloud auth application-default login`` leaves; it says a quota project, and no project to work in."""
+        folder.mkdir()
+        path = folder / "application_default_credentials.json"
+        path.touch(mode=0o600)
+        person = {
+            "type": "authorized_user",
+            "account": "",
+            "client_id": "1.apps.googleusercontent.com",
+            "client_secret": "d-1",
+            "refresh_token": REFRESH,
+            "quota_project_id": "somebodys-quota",
+            "universe_domain": "googleapis.com",
+        }
+        path.write_text(json.dumps(person))
+        return path
 
     def key(self, project: str = "tpu-project") -> dict[str, str]:
         """A service account's key whose tokens come from here."""

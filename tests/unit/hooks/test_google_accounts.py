@@ -19,18 +19,19 @@ from raytpu_ops.hooks.google_cloud import ConnectionAccess, cloud_from
 from raytpu_ops.tpu.errors import Misconfigured, RemoteUnavailable
 from tests.google_fake import GoogleFake
 from tests.google_fake.fake import CLUSTER, PROJECT
-from tests.unit.hooks.fake_google import POD, Tokens
+from tests.unit.hooks.fake_google import POD, REFRESH, Tokens
 
 pytestmark = pytest.mark.core
 
 Connect = Callable[..., str]
+PERSON = "somebody@example.com"
 TRAINER = f"trainer@{PROJECT}.iam.gserviceaccount.com"
 
 
 @pytest.fixture
 def google(tokens: Tokens, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleFake]:
     """The APIs; tokens of this machine, and of accounts that others act as, are good there."""
-    accounts = {"pod": POD, "trainer": TRAINER}
+    accounts = {"pod": POD, "trainer": TRAINER, "person": PERSON}
     with GoogleFake() as fake:
 
         def new(who: str) -> str:
@@ -78,6 +79,57 @@ async def test_workload_identity_is_what_an_empty_connection_means(google: Googl
 
 async def test_without_any_connection_the_machines_own_credentials_count(google: GoogleFake) -> None:
     assert await principal(google) == POD
+
+
+#: An empty connection, and none at all.
+EMPTY = pytest.mark.parametrize("named", [True, False], ids=["empty connection", "no connection"])
+
+
+def of_the_machine(connect: Connect, *, named: bool) -> dict[str, str]:
+    """Options by which the machine's own credentials count."""
+    return {"gcp_conn_id": connect("gcp", "google_cloud_platform")} if named else {}
+
+
+@EMPTY
+async def test_a_key_file_that_a_variable_names(
+    google: GoogleFake, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    """It goes before the metadata server, and brings its project."""
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(google.key_file(tmp_path, "file")))
+    assert await principal(google, **of_the_machine(connect, named=named)) == f"file@{PROJECT}.iam.gserviceaccount.com"
+
+
+@EMPTY
+async def test_what_gcloud_left_when_a_person_logged_in(
+    google: GoogleFake,
+    tokens: Tokens,
+    connect: Connect,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    named: bool,
+) -> None:
+    """It says no project, and a file's quota project is none to make slices in."""
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tokens.login(tmp_path / "gcloud").parent))
+    options = of_the_machine(connect, named=named)
+
+    assert await principal(google, project_id=PROJECT, **options) == PERSON
+    google.expire_tokens()
+    assert await principal(google, project_id=PROJECT, **options) == PERSON
+
+    with pytest.raises(Misconfigured, match="^project_id is missing: .* say it; set project_id$") as caught:
+        await access(google, **options).project()
+    assert ("connection 'gcp'" if named else "Google's default credentials of this machine") in str(caught.value)
+
+
+async def test_a_login_that_was_withdrawn_is_named_at_once(
+    google: GoogleFake, tokens: Tokens, connect: Connect, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    login = tokens.login(tmp_path / "gcloud")
+    login.write_text(login.read_text().replace(REFRESH, "1//withdrawn"))
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(login.parent))
+    with pytest.raises(Misconfigured, match="^connection 'gcp': Google gives out no token: ") as caught:
+        await access(google, **of_the_machine(connect, named=True)).credentials()
+    assert "1//withdrawn" not in str(caught.value)
 
 
 @pytest.mark.parametrize("chain", [TRAINER, f"a@x.iam, {TRAINER}", ["a@x.iam", TRAINER]])
