@@ -238,6 +238,8 @@ class RayTpuOperator(BaseOperator):
     ) -> dict[str, Any]:
         """Carry a flow to its end, here or in the triggerer; either way it ends in :meth:`finish`."""
         if deferred:
+            # Without a `timeout`, by which Airflow would end the wait and leave the remote work running: it calls no
+            # `on_kill` then (airflow/jobs/triggerer_job_runner.py, F33, F35). The flow's own deadlines bound it.
             self.defer(trigger=trigger(), method_name="resume")
         return self.finish(context, self.run_flow(flow()))
 

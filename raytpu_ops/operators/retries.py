@@ -167,8 +167,8 @@ def tpu_retry_policy(
         an hour. A number, or a :class:`RetryBudget`.
     :param preemption: retries after slices were taken back; default 10, after 15 seconds, at most 5 minutes.
     :param user_code: retries after the submitted code failed; default none.
-    :param deadline: retries after a phase took longer than its deadline, or the task than its ``execution_timeout``;
-        default 1, after a minute.
+    :param deadline: retries after a phase took longer than its deadline, or a worker had the task for longer than its
+        ``execution_timeout``, which does not count in the triggerer; default 1, after a minute.
     :param remote: retries after a far side did not answer for long; default 2, after a minute.
     :param other: retries after any other error, such as a bug or a template that fails; default 2, after a minute.
     :raises InvalidSpec: one line: where, what is wrong, what would be right.
