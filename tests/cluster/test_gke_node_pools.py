@@ -17,6 +17,7 @@ pytest.importorskip("google.cloud.container_v1", reason="Google's clients are pa
 from raytpu_ops.backends.gke import GkeBackend
 from raytpu_ops.backends.gke.access import KubeconfigAccess
 from raytpu_ops.backends.gke.record import OWNER
+from raytpu_ops.backends.google.roles import GKE
 from raytpu_ops.demo.airflow import AirflowInstance
 from raytpu_ops.flows.leases import give_back, wait_whole
 from raytpu_ops.tpu.capacity import FlexStart, OnDemand, Queued, Spot, ladder
@@ -29,6 +30,7 @@ from tests.google_fake.access import FakeAccess
 from tests.google_fake.boots import BootsNodes
 from tests.google_fake.fake import CLUSTER
 from tests.google_fake.pool_life import Delays
+from tests.google_fake.roles import Watch
 from tests.leaks import Argv, leaks, marks
 from tests.session import SESSION_DIR
 from tests.testbed.client import Testbed
@@ -48,11 +50,14 @@ SPEED = 20.0
 
 @pytest.fixture(scope="module")
 def google(slices: Testbed) -> Iterator[GoogleFake]:
+    """Everybody has the rights of our role and no others."""
     with GoogleFake(clock=Clock(speed=SPEED)) as fake:
+        watch = Watch(fake, GKE)
         fake.container.delays = Delays(create=90, delete=60)  # real nodes take their time beside
         fake.boots_nodes(slices)
         yield fake
         assert fake.node_pools() == {}
+        assert watch.missing == set()
 
 
 def there(testbed: Testbed, namespace: str) -> list[dict[str, Any]]:

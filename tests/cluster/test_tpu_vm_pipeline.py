@@ -52,8 +52,9 @@ def google() -> Iterator[GoogleFake]:
     """Everybody has the rights of our role and no others."""
     with GoogleFake(clock=Clock(speed=20)) as fake:
         quick(fake)
-        Watch(fake, TPU_VM)
+        watch = Watch(fake, TPU_VM)
         yield fake
+        assert watch.missing == set()
 
 
 @pytest.fixture(scope="module")

@@ -2,7 +2,14 @@
 
 Here: answers that are errors, requests that are carried out though nobody hears of it, and fates of pools
 and queued resources that are made later. What befalls things that exist (preemption, a node that vanishes)
-is asked of `container` and `tpu` directly.
+is asked of `container` and `tpu` directly. What a test's F-number is played by:
+
+F01 `stockout`, `exhausted` · F02 `lost`, `cut` · F03 `container.put`, `tpu.put`: something of that name is there
+F04 `container.occupy` · F05 `too_many` · F06 `late`, and the operation of each fate · F07 `unavailable`, `internal`
+F08 the time that a deletion takes, `container.delays`, and `container.put` of a STOPPING pool
+F09 nothing: a queued resource that nobody asks about stays by itself · F10 `tpu.delays`
+F11 a fate of a queued resource: FAILED until somebody deletes it; `tpu.preempt`: SUSPENDED
+F12 `container.preempt`, `container.vanish`, `tpu.preempt`, `tpu.set_node` · F38 `GoogleFake.expire_tokens`
 """
 
 from __future__ import annotations
@@ -212,7 +219,9 @@ class Faults:
         text = {
             # hashicorp-education/learn-terraform-provision-gke-cluster#22: words of Compute Engine
             "region": "Google Compute Engine: Quota 'TPUS_PER_TPU_FAMILY' exceeded.  Limit: 0.0 in region {region}.",
-            "zone": "Quota limit 'TPUV4sPodPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 8 in zone {zone}.",
+            # sayouzone/gemma3-sft, tpu/tpu-test.md: words of Cloud TPU
+            "zone": "Quota limit 'TPUV5sLitepodServingPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 4 in zone "
+            "{zone}.",
             "reservation": "Google Compute Engine: Specified reservation '{reservation}' does not have available "
             "resources for the request.",
         }[scope]

@@ -68,6 +68,25 @@ def test_a_request_is_withdrawn_when_its_time_is_over(google: GoogleFake, tpu: T
     assert "allocation interval" in tpu.get_queued_resource(name=QUEUED).state.failed_data.error.message
 
 
+def test_f09_a_request_that_nobody_asks_about_stays_with_its_label_until_it_is_deleted(
+    google: GoogleFake, tpu: Tpu
+) -> None:
+    """Google's "Manage queued resources": one whose time is over stays in the queue, until it is deleted explicitly."""
+    google.tpu.delays.queue = float("inf")
+    create(tpu, queued({"labels": {"raytpu-owner": "a"}}, queueing_policy={"valid_until_duration": "600s"}))
+
+    for state_then in (State.WAITING_FOR_RESOURCES, State.FAILED):
+        google.advance(599 if state_then is State.WAITING_FOR_RESOURCES else 30 * 24 * 3600)
+        [left] = tpu.list_queued_resources(parent=PARENT)
+        assert State(left.state.state) == state_then
+        assert dict(left.tpu.node_spec[0].node.labels) == {"raytpu-owner": "a"}
+        assert google.nodes() == {}
+
+    tpu.delete_queued_resource(name=QUEUED)
+    google.advance(600)
+    assert list(tpu.list_queued_resources(parent=PARENT)) == []
+
+
 @pytest.mark.parametrize(("fault", "word"), [("stockout", "no more capacity"), ("quota", "Quota")])
 def test_f11_a_failed_one_says_why_and_stays_until_it_is_deleted_at_once(
     google: GoogleFake, tpu: Tpu, fault: str, word: str

@@ -148,6 +148,21 @@ SAID = [
         "quota",
     ),
     Said(
+        "https://github.com/sayouzone/gemma3-sft/blob/882ffc61f5cd41238c66eb82702ad33756fa060e/tpu/tpu-test.md",
+        Code.RESOURCE_EXHAUSTED,
+        "Quota limit 'TPUV5sLitepodServingPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 4 in zone "
+        "us-central1-a.",
+        CapacityUnavailable,
+        "quota",
+    ),
+    Said(
+        "https://github.com/sayouzone/gemma3-sft/blob/882ffc61f5cd41238c66eb82702ad33756fa060e/tpu/tpu-pod-gemma3.md",
+        None,
+        "Quota 'TPUV5sLitepodServingPerProjectPerZoneForTPUAPI' exhausted. Limit 4 in zone us-central1-a",
+        CapacityUnavailable,
+        "quota",
+    ),
+    Said(
         "https://github.com/marin-community/marin/issues/87",
         None,
         "Quota 'TPUV4sPreemptiblePodPerProjectPerRegionForTPUAPI' exhausted.\n      Limit 20800 in region us-central2",

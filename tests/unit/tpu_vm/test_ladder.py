@@ -99,7 +99,10 @@ async def test_a_permanent_refusal_ends_the_climb(google: GoogleFake, backend: T
 
 # Requests that are taken and come to nothing
 
-NO_QUOTA = Refusal(Code.RESOURCE_EXHAUSTED, "Quota limit 'TPUV4sPodPerProjectPerZoneForTPUAPI' has been exceeded.")
+NO_QUOTA = Refusal(
+    Code.RESOURCE_EXHAUSTED,
+    "Quota limit 'TPUV5sLitepodServingPerProjectPerZoneForTPUAPI' has been exceeded. Limit: 4 in zone us-central2-b.",
+)
 NO_WORDS = Refusal(Code.RESOURCE_EXHAUSTED, "")
 BAD = Refusal(Code.INVALID_ARGUMENT, "Cloud TPU received a bad request. Runtime version is not supported.")
 
