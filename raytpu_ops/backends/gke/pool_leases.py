@@ -24,7 +24,7 @@ from raytpu_ops.backends.gke.pool_settings import NodePools, cluster_parts
 from raytpu_ops.backends.gke.pools_api import PoolsApi
 from raytpu_ops.backends.gke.queued import RequestView, unasked
 from raytpu_ops.backends.gke.reconciling import found_policy, refuse_strangers
-from raytpu_ops.backends.gke.record import Record, parsed
+from raytpu_ops.backends.gke.record import Record, parsed, read_record
 from raytpu_ops.backends.gke.room import head_notes, needs_of
 from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.backends.google.fields import is_zone, region_of
@@ -201,8 +201,9 @@ class PoolLeases:
     ) -> Record:
         """See :class:`~raytpu_ops.backends.gke.granting.Granting`; rolls back what it began or adopted where it fails.
 
-        What it could not even look at stays: it may be a lease in use. Where it is a climb that was begun before, the
-        next try goes on with it, and after the last one the release task or the reaper takes it.
+        What another process was granted meanwhile is the lease, whatever this one failed at (F34). What it can't look
+        at stays: it may be a lease in use. Where it is a climb that was begun before, the next try goes on with it, and
+        after the last one the release task or the reaper takes it.
         """
         async with self.open() as google:
             tools = Tools(self._kube, google, self._clock, self._sleep, say)
@@ -224,17 +225,22 @@ class PoolLeases:
                     stays = f"what there is of lease {claim.name} stays for a retry, the release task or the reaper"
                     raise DeadlineExceeded(f"{error}; {stays}") from error
                 left = await self._rolled_back(claim, plan, google, say)
+                if isinstance(left, Record):
+                    say(f"Another process was granted lease {claim.name} meanwhile; this one failed: {error}")
+                    return left
                 if left:
                     raise type(error)(f"{error}; {left}") from error
                 raise
 
-    async def _rolled_back(self, claim: Claim, plan: Plan, google: PoolsApi, say: Say) -> str:
+    async def _rolled_back(self, claim: Claim, plan: Plan, google: PoolsApi, say: Say) -> Record | str:
         """Give everything back and see it gone; a teardown never follows a failed setup.
 
-        :return: what is left and who takes it, in words (F32).
+        :return: what is left and who takes it, in words (F32); its record where it is granted, and nothing was touched.
         """
 
-        async def look() -> Pending | Done[list[str]]:
+        async def look() -> Pending | Done[list[str] | Record]:
+            if (granted := await self._granted(claim)) is not None:
+                return Done(granted)
             giving = await self._given_back(claim, plan, google)
             if giving.is_stuck or not giving.left:
                 return Done(giving.left)
@@ -246,12 +252,29 @@ class PoolLeases:
         say("Taking back what was made for it")
         begun = self._clock()
         by = plan.deadlines.at(Phase.RELEASING, begun)
+        left: list[str] | Record
         try:
             left = await tools.until(f"what was made for lease {claim.name}", look, by, Phase.RELEASING)
-        except DeadlineExceeded as error:
+        except (DeadlineExceeded, Misconfigured) as error:
             left = [str(error)]
+        if isinstance(left, Record):
+            return left
         label = f"; the release task or the reaper finds it by its label raytpu-owner={claim.owner.digest}"
         return f"left: {'; '.join(left)}{label}" if left else ""
+
+    async def _granted(self, claim: Claim) -> Record | None:
+        """The record of the lease where it is granted; None where nobody works on it, so that it may be taken back.
+
+        :raises Misconfigured: another lease has its place by now, or nobody may look.
+        """
+        async with self._kube() as kube:
+            there = await kube.ray_cluster(claim.name)
+        if there is None or read_record(there) is None:
+            return None
+        found = claim.adopt(there)
+        if isinstance(found, Done) and found.value.pools is not None and found.value.pools.granted:
+            return found.value
+        return None
 
     async def _given_back(self, claim: Claim, plan: Plan, google: PoolsApi) -> GivingBack:
         """One round of it. The RayCluster goes last: until then the next try, or the reaper, finds the rest by it."""

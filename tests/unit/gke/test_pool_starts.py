@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+from collections.abc import Callable
 from datetime import timedelta
 
 import pytest
@@ -109,25 +110,30 @@ async def test_a_raycluster_that_may_have_been_made_is_taken_back(world: World, 
         assert list(world.left) == ["rayclusters"]
 
 
+def granted_to_another(world: World, **changed: str) -> None:
+    """Another process of the owner's sees its pools run, and writes that down.
+
+    :param changed: what else its record says.
+    """
+    for pool in world.pools.values():
+        pool.status = type(pool).Status.RUNNING
+    there = copy.deepcopy(world.kube.all(RAY_CLUSTERS)[LEASE_ID])
+    record = read_record(there)
+    assert record is not None
+    assert record.pools is not None
+    granted = record.model_copy(update={"pools": record.pools.model_copy(update={"granted": True}), **changed})
+    there["metadata"]["annotations"][RECORD] = granted.model_dump_json()
+    there["spec"]["suspend"] = False
+    world.kube.store(RAY_CLUSTERS, there)
+
+
 async def test_what_another_process_was_granted_meanwhile_is_handed_out(world: World):
     """F34: its look came just in time, this one's just before; both are of one owner."""
     world.google.container.delays.create = 1e6
 
-    def grants() -> None:
-        for pool in world.pools.values():
-            pool.status = type(pool).Status.RUNNING
-        there = copy.deepcopy(world.kube.all(RAY_CLUSTERS)[LEASE_ID])
-        record = read_record(there)
-        assert record is not None
-        assert record.pools is not None
-        granted = record.model_copy(update={"pools": record.pools.model_copy(update={"granted": True})})
-        there["metadata"]["annotations"][RECORD] = granted.model_dump_json()
-        there["spec"]["suspend"] = False
-        world.kube.store(RAY_CLUSTERS, there)
-
     def say(line: str) -> None:
         if line.startswith("spot in "):
-            grants()
+            granted_to_another(world)
 
     world.google.container.at_once = 5
     backend = world.backend()
@@ -136,6 +142,60 @@ async def test_what_another_process_was_granted_meanwhile_is_handed_out(world: W
     assert lease.capacity["kind"] == "spot"
     assert states(world) == RUNNING
     assert world.asked("DeleteNodePool") == []
+
+
+def at_the_grant(world: World, then: Callable[[], object]) -> None:
+    """Once the pools run another process is granted them, and this one, which is about to look, meets something."""
+
+    def met() -> None:
+        if states(world) == RUNNING:
+            world.meanwhile = lambda: None
+            granted_to_another(world)
+            then()
+
+    world.meanwhile = met
+
+
+async def test_whose_rights_at_google_end_just_after_another_process_was_granted_the_slices_leaves_them(world: World):
+    """F34: two triggerers have one trigger; a job of the other one's task may run there already."""
+    at_the_grant(world, lambda: world.google.deny("container.clusters.get"))
+
+    lease = await acquired(world)
+
+    assert any("refused" in line or "lacks" in line for line in world.said)
+    assert (lease.id, states(world)) == (LEASE_ID, RUNNING)
+    assert world.asked("DeleteNodePool") == []
+    assert world.kube.count("delete rayclusters") == 0
+    world.google.allow()
+    assert [one.id for one in await world.backend().list_leases()] == [LEASE_ID]
+    await world.released(lease)
+    assert world.left == {}
+
+
+async def test_whose_rights_in_the_cluster_end_just_then_says_what_stays_and_deletes_nothing(world: World):
+    """F32, F34: it can't see whether somebody uses them; the release task does not need to."""
+    at_the_grant(world, lambda: world.kube.fails("", FORBIDDEN, always=True))
+
+    with pytest.raises(Misconfigured, match=rf"left: .*raytpu-owner={ME.digest}"):
+        await acquired(world)
+
+    assert states(world) == RUNNING
+    assert world.asked("DeleteNodePool") == []
+    world.kube.heals()
+    await world.released((await world.backend().list_leases())[0])
+    assert world.left == {}
+
+
+async def test_a_try_that_should_be_dead_leaves_alone_the_lease_that_came_in_its_place(world: World):
+    """F39: its task was cleared and asks for something else by now."""
+    at_the_grant(world, lambda: granted_to_another(world, digest="0" * 16))
+
+    with pytest.raises(Misconfigured, match="with another spec or other options"):
+        await acquired(world)
+
+    assert states(world) == RUNNING
+    assert world.asked("DeleteNodePool") == []
+    assert world.kube.count("delete rayclusters") == 0
 
 
 # What goes first
