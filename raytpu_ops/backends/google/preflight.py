@@ -21,7 +21,8 @@ from raytpu_ops.tpu.errors import Misconfigured, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.spec import SliceSpec
 
 #: Generation -> the metric among a region's quotas that counts its chips, after the enum ``Quota.Metric`` of the
-#: Compute API. Newer generations are counted by ``tpus_per_tpu_family``, which that API does not show.
+#: Compute API. Newer generations are counted by ``tpus_per_tpu_family``, which that API does not show; the
+#: Cloud Quotas API does (https://cloud.google.com/sdk/gcloud/reference/beta/quotas/info/list), with a right of its own.
 _METRICS = {"v4": "TPU_PODSLICE_V4", "v5e": "TPU_LITE_PODSLICE_V5"}
 #: Kinds of capacity that are counted apart: https://cloud.google.com/kubernetes-engine/docs/concepts/plan-tpus
 _PREEMPTIBLE = ("spot", "flex_start", "queued")
@@ -74,7 +75,8 @@ async def preflight(
     if runtime_version is None:
         looks += [_quota(apis, project, spec, ladder, zones), _machine_type(apis, project, spec, zones, host)]
     else:
-        notes.append("quota was not checked: Cloud TPU has its own, by zone, which the Compute API does not show")
+        shown = _quotas_shown("tpu", project, "quotaId:TPU")
+        notes.append(f"quota was not checked, Cloud TPU has its own, by zone or region: {shown}")
         looks.append(_offered(apis, project, spec, zones, runtime_version))
     looks += [look() for look in also]
     # All of them, even where one fails: a permission that is missing explains what the others say.
@@ -181,12 +183,18 @@ def _judged_size(what: str, unit: str, needed: int, count: int, in_use: int) -> 
     return None, f"{what} has {free} of {count} {unit} free, {needed} are needed"
 
 
+def _quotas_shown(api: str, project: str, those: str) -> str:
+    """What a person types to see quotas that the Compute API's regions do not have."""
+    return f"gcloud beta quotas info list --service={api}.googleapis.com --project={project} --filter={those}"
+
+
 async def _quota(
     apis: GoogleApis, project: str, spec: SliceSpec, ladder: Sequence[AnyCapacity], zones: Sequence[str]
 ) -> list[str]:
     metric = _METRICS.get(spec.generation)
     if metric is None:
-        return [f"quota of {spec.generation} was not checked: the Compute API does not show tpus_per_tpu_family"]
+        shown = _quotas_shown("compute", project, "metric:tpus_per_tpu_family")
+        return [f"quota of {spec.generation} was not checked: {shown}"]
     notes: list[str] = []
     counted: dict[str, list[str]] = {}
     for kind in dict.fromkeys(rung.kind for rung in ladder if rung.kind not in _BOUGHT):

@@ -53,7 +53,8 @@ async def test_a_plan_with_nothing_wrong_says_what_it_may_cost(google: GoogleFak
     ]
     assert await tpu_vm(apis, price_per_chip_hour=3.22) == [
         "16 chips for at most 24 h are 384 chip-hours, 1,236.48 at 3.22 each; less where the lease is released earlier",
-        "quota was not checked: Cloud TPU has its own, by zone, which the Compute API does not show",
+        "quota was not checked, Cloud TPU has its own, by zone or region: gcloud beta quotas info list "
+        f"--service=tpu.googleapis.com --project={PROJECT} --filter=quotaId:TPU",
     ]
     assert google.node_pools() == google.queued_resources() == {}
 
@@ -181,11 +182,12 @@ class TestQuota:
         assert note.endswith("16 are needed: on_demand will be refused there")
 
     async def test_that_of_tpu_vms_is_not_shown_there(self, google: GoogleFake, apis: GoogleApis) -> None:
-        assert "quota was not checked: Cloud TPU has its own, by zone" in (await tpu_vm(apis))[1]
+        assert "quota was not checked, Cloud TPU has its own, by zone or region: gcloud" in (await tpu_vm(apis))[1]
         assert google.asked("regions.get") == []
 
     async def test_newer_generations_are_not_shown_there(self, google: GoogleFake, apis: GoogleApis) -> None:
-        assert "quota of v6e was not checked" in (await gke(apis, spec=V6E))[1]
+        shows = f"--service=compute.googleapis.com --project={PROJECT} --filter=metric:tpus_per_tpu_family"
+        assert (await gke(apis, spec=V6E))[1] == f"quota of v6e was not checked: gcloud beta quotas info list {shows}"
         assert google.asked("regions.get") == []
 
 
