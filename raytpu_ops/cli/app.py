@@ -20,12 +20,13 @@ fault_app = typer.Typer(
 app.add_typer(fault_app, name="fault")
 
 
-def _checked_root(root: Path | None) -> Path | None:
-    """Refuse a folder that is no root of ours: it would look like one without faults."""
+def _checked_root(root: Path | None) -> Path:
+    """The root that is meant; a folder that is none of ours is refused: it would look like one without faults."""
     from raytpu_ops.backends.local.layout import Root as LocalRoot
 
-    LocalRoot(root).check_ours()
-    return root
+    found = LocalRoot(root)
+    found.check_ours()
+    return found.path
 
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -302,7 +303,7 @@ def no_capacity(
     from raytpu_ops.backends.local import faults
 
     faults.no_capacity(times, rungs=tuple(rung or ()), root=root)
-    print(f"the next {times} acquires find no capacity{' for ' + ', '.join(rung) if rung else ''}")
+    print(f"the next {times} acquires below {root} find no capacity{' for ' + ', '.join(rung) if rung else ''}")
 
 
 @fault_app.command("slow-host")
@@ -317,7 +318,7 @@ def slow_host(
     from raytpu_ops.backends.local import faults
 
     faults.slow_host(slice_, worker, seconds, times=times, root=root)
-    print(f"worker {worker} of slice {slice_} of the next lease starts {seconds:g} s late")
+    print(f"worker {worker} of slice {slice_} of the next lease below {root} starts {seconds:g} s late")
 
 
 @fault_app.command("duplicate-worker-id")
@@ -326,7 +327,7 @@ def duplicate_worker_id(slice_: Slice = 0, worker: Worker = 1, times: Times = 1,
     from raytpu_ops.backends.local import faults
 
     faults.duplicate_worker_id(slice_, worker, times=times, root=root)
-    print(f"worker {worker} of slice {slice_} of the next lease shows another's id")
+    print(f"worker {worker} of slice {slice_} of the next lease below {root} shows another's id")
 
 
 @fault_app.command("kill-host")
@@ -363,7 +364,7 @@ def list_faults(root: FaultRoot = None) -> None:
     for fault in waiting:
         print(fault.model_dump_json())
     if not waiting:
-        print("no fault waits")
+        print(f"no fault waits below {root}")
 
 
 @fault_app.command("clear")
@@ -372,4 +373,4 @@ def clear_faults(root: FaultRoot = None) -> None:
     from raytpu_ops.backends.local import faults
 
     faults.clear(root)
-    print("no fault waits any more")
+    print(f"no fault waits below {root} any more")

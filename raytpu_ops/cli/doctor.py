@@ -197,8 +197,9 @@ def _print(found: Sequence[Check]) -> None:
     console = Console()
     console.print(table)
     missing = [check.name for check in found if check.missing]
-    console.print(f"missing: {', '.join(missing)}" if missing else "all that is needed is here", highlight=False)
     unread = [check.name for check in found if not check.seen]
+    good = "nothing is missing of what was looked at" if unread else "all that is needed is here"
+    console.print(f"missing: {', '.join(missing)}" if missing else good, highlight=False)
     if unread:
         console.print(f"not looked at: {', '.join(unread)}", highlight=False)
 

@@ -292,7 +292,8 @@ def test_release_of_a_lease_that_is_none_names_those_that_are(backend: Backend):
 
 def test_faults_wait_in_the_root_are_listed_and_forgotten(short_dir: Path):
     root = ["--root", str(short_dir / "r")]
-    run("fault", "no-capacity", "--times", "2", "--rung", "spot", *root)
+    told = run("fault", "no-capacity", "--times", "2", "--rung", "spot", *root)
+    assert told == f"the next 2 acquires below {short_dir / 'r'} find no capacity for spot\n"
     run("fault", "slow-host", "--slice", "1", "--worker", "1", "--seconds", "5", *root)
     run("fault", "duplicate-worker-id", *root)
     waiting = [json.loads(line) for line in run("fault", "list", *root).splitlines()]
@@ -300,7 +301,7 @@ def test_faults_wait_in_the_root_are_listed_and_forgotten(short_dir: Path):
     assert (waiting[0]["times"], waiting[0]["rungs"]) == (2, ["spot"])
     assert (waiting[1]["slice"], waiting[1]["worker"], waiting[1]["seconds"]) == (1, 1, 5)
     run("fault", "clear", *root)
-    assert run("fault", "list", *root).strip() == "no fault waits"
+    assert run("fault", "list", *root) == f"no fault waits below {short_dir / 'r'}\n"
     assert not (short_dir / "r").exists()
 
 

@@ -372,9 +372,11 @@ def test_the_table_tells_missing_from_unread(monkeypatch: pytest.MonkeyPatch, ca
     assert doctor.report(rows, as_json=False) == 0
     shown = capsys.readouterr().out
     assert [line.split()[0] for line in shown.splitlines()[1:4]] == ["ok", "unread", "better"]
-    assert "not looked at: b" in shown
+    assert "\nnothing is missing of what was looked at\nnot looked at: b\n" in shown
     assert doctor.report([*rows, Check("d", False, "gone", "get it")], as_json=False) == 1
     assert "missing: d" in capsys.readouterr().out
+    assert doctor.report(rows[:1], as_json=False) == 0
+    assert capsys.readouterr().out.endswith("\nall that is needed is here\n")
 
 
 def test_options_for_a_cluster_are_refused_for_this_machine():
