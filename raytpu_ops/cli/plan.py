@@ -144,6 +144,8 @@ async def _by_options(where: Where, google: Google) -> Backend:
         options: dict[str, Any] = {"price_per_chip_hour": google.price} if google.price else {}
         return make_backend("tpu_vm", cloud=await _account(google), zones=list(google.zones), **options)
     if where.backend == "gke":
+        if google.project and not google.cluster:
+            raise InvalidSpec("--project: for --backend gke only with --cluster or --conn-id: nobody else is asked")
         options = {"namespace": where.namespace} if where.namespace else {}
         if not google.cluster and not google.zones:
             return make_backend("gke", **options)  # on nodes that exist, or that the cluster's autoscaler brings

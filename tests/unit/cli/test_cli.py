@@ -356,6 +356,7 @@ def test_a_cluster_that_is_away_is_said_and_given_up_soon(
         (("plan", "v4-8", "--backend", "local", "--cluster", "x"), "--cluster: not for --backend local, but for gke"),
         (("plan", "v4-8", "--backend", "local", "--zone", "x"), "--zone: not for --backend local, but for tpu_vm and"),
         (("leases", "--backend", "gke", "--root", "/r"), "--root: not for --backend gke, but for local"),
+        (("plan", "v4-8", "--project", "p"), "--project: for --backend gke only with --cluster or --conn-id"),
         (("plan", "v4-8", "--root", "/r"), "--root: not for --backend gke, but for local"),
         (("doctor", "--backend", "tpu_vm", "--root", "/r"), "--root: not for --backend tpu_vm, but for local"),
         (("doctor", "--zone", "us-east5-b"), "--zone: not for --backend local here, but for tpu_vm"),
