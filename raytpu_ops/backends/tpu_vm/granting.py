@@ -7,7 +7,8 @@ Two tasks may climb for one owner at once (two that repair, a process that shoul
 a request fail deletes it and asks for the next one, under the name that both know. Whoever sees it go without having
 seen why follows what is asked for in its place, and takes it for released where nothing is. A climb deletes only
 what it asked for or followed, told by the moment in which that was begun, never what came after it.
-Not here: what is asked for (``request.py``) and how it is given back (``giving_back.py``).
+Not here: what is asked for (``request.py``), what becomes of it (``granted.py``), how it is given back
+(``giving_back.py``).
 """
 
 from __future__ import annotations
@@ -15,15 +16,16 @@ from __future__ import annotations
 import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from raytpu_ops.backends import ladder
 from raytpu_ops.backends.base import Plan, Say
-from raytpu_ops.backends.google.refusals import ended, is_there_already
+from raytpu_ops.backends.google.refusals import is_there_already
 from raytpu_ops.backends.ladder import Climb, Step
 from raytpu_ops.backends.tpu_vm import request
 from raytpu_ops.backends.tpu_vm.api import TpuApi
 from raytpu_ops.backends.tpu_vm.giving_back import GivingBack
+from raytpu_ops.backends.tpu_vm.granted import Found, Granted, judged
 from raytpu_ops.backends.tpu_vm.health import lost
 from raytpu_ops.backends.tpu_vm.objects import NodeView, QueuedView, unread
 from raytpu_ops.backends.tpu_vm.record import OWNER, Record, asked_with, digest
@@ -43,20 +45,6 @@ POLL_S = 10.0
 ANSWER_WITHIN = timedelta(minutes=5)
 #: How long after something was deleted by another hand it may take until the next one is asked for in its place.
 FOLLOWED_WITHIN = timedelta(minutes=2)
-
-
-class Granted(NamedTuple):
-    """What was granted.
-
-    :param queued: the queued resource.
-    :param nodes: all its nodes, in the order of the slices.
-    """
-
-    queued: QueuedView
-    nodes: Sequence[NodeView]
-
-
-Found = tuple[QueuedView, Sequence[NodeView]]
 
 
 class _Overtaken(Exception):
@@ -113,6 +101,9 @@ class Granting:
         try:
             return await self._climb(found)
         except RayTpuError as error:
+            if (granted := await self._whole()) is not None:
+                self._say(f"Lease {self._name} is granted, to another process too; this one failed: {error}")
+                return granted
             if left := await self._rolled_back():
                 raise type(error)(f"{error}; {left}") from error
             raise
@@ -332,6 +323,26 @@ class Granting:
         await wait_async(look, decider, sleep=self._sleep)
         del self._going[zone]
 
+    async def _whole(self) -> Granted | None:
+        """What was asked for or followed, where it is whole: another process may have handed it out by now (F34)."""
+
+        async def look() -> Granted | None:
+            for view in [await self._api.queued_resource(zone, self._name) for zone in self._settings.zones]:
+                ours = view is not None and view.owner == self._owner.digest and view.record is not None
+                if view is None or not ours or _climb_of(view).begun not in self._mine:
+                    continue
+                verdict = judged(view, await self._api.nodes_of(view)) if view.meaning is Meaning.THERE else None
+                if isinstance(verdict, Done):
+                    return verdict.value
+            return None
+
+        until = self._clock() + ANSWER_WITHIN
+        decider: Wait[Granted | None, Granted | None] = self._wait(self._name, Done, until, Phase.RELEASING)
+        try:
+            return await wait_async(look, decider, sleep=self._sleep)
+        except RayTpuError:  # nothing of it is whole, or nobody can look, which the roll-back says
+            return None
+
     async def _rolled_back(self) -> str:
         """Give back what was made; a teardown follows a failed setup only in luck.
 
@@ -358,32 +369,6 @@ class Granting:
         return Wait(
             what, judge, deadline=deadline, phase=phase, poll_s=POLL_S, on_progress=self._say, clock=self._clock
         )
-
-
-def judged(view: QueuedView, nodes: Sequence[NodeView]) -> Pending | Done[Granted]:
-    """What a queued resource that is waited for means.
-
-    :param view: nobody deletes it.
-    :param nodes: those of its nodes that exist.
-    :raises CapacityUnavailable: it is not granted, or was taken back before it was whole.
-    :raises Misconfigured: it can never be granted.
-    """
-    match view.meaning:
-        case Meaning.REFUSED:
-            raise ended(view.failure, str(view)) or CapacityUnavailable(
-                f"{view} is {view.state}, and Google gives no reason"
-            )
-        case Meaning.LOST:
-            raise CapacityUnavailable(f"{view} is {view.state}: Google took the slices back before they were whole")
-        case Meaning.QUEUED | Meaning.UNKNOWN:
-            return Pending(view.state)
-    taken = [f"{node} is {node.words()}" for node in nodes if node.meaning in (Meaning.LOST, Meaning.GOING)]
-    if taken:
-        raise CapacityUnavailable(f"{view}: {', '.join(taken)} before all were there")
-    ready = [node for node in nodes if node.meaning is Meaning.THERE and node.address]
-    if view.meaning is Meaning.THERE and len(ready) == len(view.node_ids):
-        return Done(Granted(view, ready))
-    return Pending(f"{view.state}, {len(ready)} of {len(view.node_ids)} nodes are READY")
 
 
 def _climb_of(view: QueuedView) -> Climb:

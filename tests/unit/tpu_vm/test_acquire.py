@@ -10,7 +10,7 @@ import pytest
 from google.cloud import tpu_v2
 
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
-from raytpu_ops.backends.tpu_vm.granting import judged
+from raytpu_ops.backends.tpu_vm.granted import judged
 from raytpu_ops.backends.tpu_vm.record import OWNER, RECORD, TOKEN
 from raytpu_ops.tpu.capacity import OnDemand, Queued, Spot
 from raytpu_ops.tpu.errors import CapacityUnavailable, Misconfigured, Preempted, RayTpuError

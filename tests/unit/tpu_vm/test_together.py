@@ -187,3 +187,25 @@ async def test_one_that_should_be_dead_leaves_alone_what_came_after_it(
     assert isinstance(dead, Misconfigured)
     assert isinstance(lease, SliceLease), lease
     assert await make().find(ME) == lease
+
+
+@pytest.mark.parametrize("denied", ["GetQueuedResource", "GetNode"])
+async def test_one_that_is_refused_just_after_another_was_granted_the_slices_leaves_them(
+    google: GoogleFake, make: Make, denied: str
+):
+    """F34: two triggerers have one trigger; a job of the other one's task may run there already."""
+    granted: list[SliceLease] = []
+
+    async def sleep(seconds: float) -> None:
+        await google.clock.sleep(seconds)
+        if not granted and google.queued_resources() and state(google) == "ACTIVE":
+            granted.append(await make().acquire(planned(Spot()), ME))
+            google.faults.inject(denied, "PERMISSION_DENIED", 1)
+
+    said: list[str] = []
+    lease = await make(sleep=sleep).acquire(planned(Spot()), ME, say=said.append)
+
+    assert [lease] == granted
+    assert "this one failed" in said[-1]
+    assert google.asked("DeleteQueuedResource") == google.asked("DeleteNode") == []
+    assert state(google) == "ACTIVE"
