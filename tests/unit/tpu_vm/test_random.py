@@ -1,6 +1,7 @@
 """Random lives of one owner's lease, with faults, crashes and two tasks at once: nothing is left at the end.
 
-There are never two queued resources, but for a moment where two tasks that are not in step ask for one at once.
+There are never two queued resources that bill. Two that wait in the queue there may be for a moment, where two tasks
+that are not in step ask for one at once.
 
 Each sequence follows from its seed alone, with every call and its instant; one that fails is run again by
 `RAYTPU_SEED=… pytest tests/unit/tpu_vm/test_random.py`.
@@ -17,10 +18,10 @@ from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from google.cloud import tpu_v2
 
 from raytpu_ops.backends.google.roles import TPU_VM
 from raytpu_ops.backends.tpu_vm import TpuVmBackend
-from raytpu_ops.backends.tpu_vm.record import OWNER
 from raytpu_ops.tpu.capacity import OnDemand, Queued, Reservation, Spot
 from raytpu_ops.tpu.errors import RayTpuError
 from raytpu_ops.tpu.lease import SliceLease
@@ -33,6 +34,7 @@ from tests.google_fake.together import Together, jitter
 from tests.google_fake.tpu_queue import Delays, Held
 from tests.unit.tpu_vm.conftest import ME, ZONES, planned
 
+State = tpu_v2.QueuedResourceState.State
 #: Here; `tests/cluster/test_tpu_vm_lives.py` goes through five hundred.
 SEQUENCES = 25
 #: Names of nodes follow from instants.
@@ -42,6 +44,10 @@ LADDERS = ([Spot()], [Reservation("a"), Spot()], [Queued(timedelta(hours=1)), On
 TRANSIENT = ("UNAVAILABLE", "INTERNAL", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "ABORTED")
 #: Where Ray would be.
 NOBODY_LISTENS = "http://127.0.0.1:1"
+#: States in which a queued resource is paid for, or will be in a moment.
+BILLS = frozenset({State.PROVISIONING, State.ACTIVE})
+#: How long two may wait in the queue: each task sees the other's when it looks next, with answers that get lost.
+SEEN_WITHIN = timedelta(minutes=1)
 KINDS = ("acquire", "acquire", "crash", "crash", "twice", "twice", "repair", "release", "crash in release", "time")
 METHODS = ("GetQueuedResource", "CreateQueuedResource", "DeleteQueuedResource", "GetNode", "ListNodes", "tpu.*")
 
@@ -63,8 +69,11 @@ class Life:
         self.log: list[str] = []
         #: Every call, for whoever compares.
         self.calls: list[str] = []
-        #: Moments at which the owner had two queued resources, while one task worked for it.
+        #: Moments at which the owner had two queued resources that bill; or two at all, while one task worked for it
+        #: or for longer than two tasks take to see it.
         self.doubled: list[str] = []
+        #: Since when there are two.
+        self.two_since: datetime | None = None
         #: How many tasks work for the owner.
         self.tasks = 1
 
@@ -197,9 +206,12 @@ class Life:
 
         def watched(call: Call) -> bool:
             self.calls.append(f"{call.at} {call.method} {call.resource}")
-            labels = [one.tpu.node_spec[0].node.labels[OWNER] for one in self.google.queued_resources().values()]
-            if len(labels) > self.tasks:
-                self.doubled.append(f"{call.method} at {call.at}: {len(labels)}")
+            states = [State(one.state.state) for one in self.google.queued_resources().values()]
+            self.two_since = (self.two_since or call.at) if len(states) > 1 else None
+            paid_twice = len([state for state in states if state in BILLS]) > 1
+            long = self.two_since is not None and (self.tasks == 1 or call.at - self.two_since > SEEN_WITHIN)
+            if paid_twice or long:
+                self.doubled.append(f"{call.method} at {call.at}: {', '.join(state.name for state in states)}")
             return False
 
         self.google.faults.inject("*", "UNAVAILABLE", None, when=watched)
