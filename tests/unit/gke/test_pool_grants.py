@@ -100,13 +100,21 @@ async def test_two_at_once_end_with_the_same_pools(world: World):
     assert world.google.container.made == [f"{CLUSTER}/nodePools/{name}" for name in POOLS]
 
 
-async def test_one_host_slices_and_reservations(world: World):
+@pytest.mark.parametrize(
+    ("project", "name"),
+    [(PROJECT, "team-a"), ("other-1", "projects/other-1/reservations/team-a")],
+    ids=["own", "shared"],
+)
+async def test_one_host_slices_and_reservations(world: World, project: str, name: str):
+    """The project's own, and one that another project shares with it."""
     spec = SliceSpec.of("v6e", "2x2", num_slices=2)
-    world.google.compute.add_reservation("team-a", "ct6e-standard-4t", 2, zone=ZONE, project=PROJECT)
+    world.google.compute.add_reservation("team-a", "ct6e-standard-4t", 2, zone=ZONE, project=project)
 
-    lease = await acquired(world, Reservation("team-a"), spec)
+    lease = await acquired(world, Reservation(name), spec)
 
-    assert lease.capacity == {"kind": "reservation", "name": "team-a", "within": None}
+    assert lease.capacity == {"kind": "reservation", "name": name, "within": None}
+    affinities = [pool.config.reservation_affinity for pool in world.pools.values()]
+    assert [list(one.values) for one in affinities] == [[name]] * 2
     assert [pool.initial_node_count for pool in world.pools.values()] == [1, 1]
 
 
@@ -308,6 +316,7 @@ async def test_a_create_whose_answer_is_lost_is_adopted(world: World, fault: str
 
     await acquired(world)
 
+    assert creations(world).count(POOLS[0]) == 1
     assert world.google.container.made == [f"{CLUSTER}/nodePools/{name}" for name in POOLS]
 
 

@@ -84,10 +84,11 @@ async def test_one_slice_has_a_node_of_its_own_name(google: GoogleFake, backend:
 
 
 async def test_a_create_whose_answer_is_lost_is_adopted(google: GoogleFake, backend: TpuVmBackend):
-    """F02."""
+    """F02: looked for before it is made again."""
     google.faults.lost("CreateQueuedResource")
     await backend.acquire(planned(), ME)
     assert google.tpu.made == [full()]
+    assert len(google.asked("CreateQueuedResource")) == 1
 
 
 async def test_one_that_google_does_not_show_yet_is_not_made_twice(google: GoogleFake, backend: TpuVmBackend):
