@@ -6,6 +6,7 @@ Only imported where JaxTrainer is: it stands on Ray Train's developer API of cal
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import ray
@@ -47,8 +48,8 @@ class Attendant(WorkerGroupCallback, ControllerCallback):
         two runs with a part each would wait for each other until both are over their deadline.
         """
 
-        def reserved(**_asked: Any) -> Claim:
-            return reserve_together(self._spec, self._within_s, f"raytpu-{self._run}")
+        def reserved(*, resources_per_bundle: Mapping[str, float], **_asked: Any) -> Claim:
+            return reserve_together(self._spec, self._within_s, f"raytpu-{self._run}", resources_per_bundle)
 
         ray_worker_group.SlicePlacementGroup = reserved
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import random
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -155,17 +155,18 @@ def reserve(spec: SliceSpec, until: float, name: str, address: str) -> Reservati
     return reservation
 
 
-def reserve_together(spec: SliceSpec, within_s: float, name: str) -> Claim:
+def reserve_together(spec: SliceSpec, within_s: float, name: str, resources: Mapping[str, float]) -> Claim:
     """Reserve whole slices as Ray Train wants them: in one placement group, slice by slice.
 
     :param within_s: when to give up, in seconds.
     :param name: see :func:`reserve`.
+    :param resources: what Ray Train will ask of each host; a bundle with less takes no worker.
     :raises TimeoutError: they were not to be had, as Ray's own class says it; :func:`not_reserved` knows why.
     """
     until = time.monotonic() + within_s
     while True:
         free = _free_slices(spec.shape)[: spec.num_slices]
-        claim = _claim(spec.shape, free, name) if len(free) == spec.num_slices else None
+        claim = _claim(spec.shape, free, name, resources) if len(free) == spec.num_slices else None
         if claim is not None:
             return claim
         if time.monotonic() > until:
@@ -197,7 +198,9 @@ def _free_slices(shape: SliceShape) -> list[str]:
     ]
 
 
-def _claim(shape: SliceShape, slice_names: list[str], name: str) -> Claim | None:
+def _claim(
+    shape: SliceShape, slice_names: list[str], name: str, resources: Mapping[str, float] | None = None
+) -> Claim | None:
     """These slices, all of them, or None where somebody else was faster."""
     from ray.util.placement_group import placement_group
     from ray.util.tpu import slice_placement_group
@@ -220,7 +223,7 @@ def _claim(shape: SliceShape, slice_names: list[str], name: str) -> Claim | None
             chips_per_vm=shape.ray_chips_per_vm,
             # A CPU of the host is not asked for: the chips are what must be ours alone, and an actor of
             # somebody else on the only CPU would keep the slice from ever being ready.
-            resources_per_bundle={"TPU": shape.chips_per_host, "CPU": 0},
+            resources_per_bundle=dict(resources or {"TPU": shape.chips_per_host, "CPU": 0}),
             bundle_label_selector=[
                 {**shape.ray_labels, SLICE_NAME: slice_name} for slice_name in slice_names for _ in range(shape.hosts)
             ],

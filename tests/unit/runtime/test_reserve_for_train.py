@@ -21,6 +21,8 @@ HOSTS = [
     Host(f"{name}-{worker}", "127.0.0.2", 1, name, worker, "v4-16", 4, True) for name in NAMES for worker in (0, 1)
 ]
 RAYS_OWN = ray_worker_group.SlicePlacementGroup
+#: Of each worker; Ray Train adds the accelerator's type.
+ASKED = {"TPU": 4, "CPU": 0, "accelerator_type:TPU-V4": 0.001}
 
 Item = tuple[str, str]
 
@@ -54,6 +56,8 @@ class Ray:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.changed = threading.Condition()
         self.groups: list[Group] = []
+        #: What was asked of hosts, in all groups.
+        self.asked: list[Mapping[str, float]] = []
         #: Called after a head was had in the way that Ray chooses it by itself.
         self.has_head: Callable[[], None] = lambda: None
         # By name: ``ray.util`` has a function of the same name as its module.
@@ -87,6 +91,7 @@ class Ray:
     def placement_group(
         self, bundles: Sequence[Mapping[str, float]], *, bundle_label_selector: Sequence[Mapping[str, str]], **_: Any
     ) -> Group:
+        self.asked += [bundle for bundle in bundles if "TPU" in bundle]
         named = zip(bundles, bundle_label_selector, strict=True)
         wanted = {(labels[SLICE_NAME], "chips" if "TPU" in bundle else "head") for bundle, labels in named}
         return self._made([frozenset(wanted)])
@@ -119,7 +124,7 @@ def train(run: str, within_s: float) -> Any:
         topology="2x2x2",
         accelerator_version="v4",
         num_slices=SPEC.num_slices,
-        resources_per_bundle={"TPU": 4, "CPU": 0},
+        resources_per_bundle=ASKED,
         strategy="PACK",
         head_reservation_timeout_s=within_s,
     )
@@ -156,6 +161,7 @@ def test_heads_and_chips_are_held_until_the_run_gives_them_back(ray: Ray):
     group = train("a", within_s=60.0)
     assert ray.taken() == {(name, what) for name in NAMES for what in ("head", "chips")}
     assert group.placement_group.has == frozenset((name, "chips") for name in NAMES)
+    assert ray.asked == [ASKED] * SPEC.hosts  # a bundle with less takes no worker
     group.shutdown()
     group.shutdown()
     assert ray.groups == []
