@@ -32,6 +32,8 @@ _OLDEST_KUBERAY = (1, 5)
 #: The first one that numbers the hosts of a slice without being told to.
 _INDEXING_SINCE = (1, 6)
 _INDEXING = "RayMultiHostIndexing"
+#: On by default since 1.3; of its conditions KubeRay's word that a RayCluster is whole is made.
+_CONDITIONS = "RayClusterStatusConditions"
 _ADDON = "gcloud container clusters update CLUSTER --location LOCATION --update-addons RayOperator=ENABLED"
 _GET_KUBERAY = f"on GKE: {_ADDON}; elsewhere install KubeRay 1.6 or newer"
 _NEWER_KUBERAY = (
@@ -163,6 +165,13 @@ def _of_operator(deployment: dict[str, Any], container: dict[str, Any], namespac
     found = Check("KubeRay operator", True, f"{known} as {name}")
     if version and version < _OLDEST_KUBERAY:
         found = Check("KubeRay operator", False, f"{known} as {name} is too old", _NEWER_KUBERAY)
+    elif _gates(flags).get(_CONDITIONS, "true").lower() == "false":
+        found = Check(
+            "KubeRay operator",
+            False,
+            f"{name} has {_CONDITIONS} off: no lease is ever ready",
+            f"give it --feature-gates={_CONDITIONS}=true, or leave that gate out",
+        )
     elif not running:
         look = f"kubectl describe deployment --namespace {meta['namespace']} {meta['name']}"
         found = Check("KubeRay operator", False, f"{name} has no pod that is up", look)
@@ -173,8 +182,7 @@ def _of_operator(deployment: dict[str, Any], container: dict[str, Any], namespac
 
 
 def _indexing(flags: dict[str, str], version: tuple[int, ...] | None) -> Check:
-    gates = dict(re.findall(r"(\w+)=(\w+)", flags.get("feature-gates", "")))
-    said = gates.get(_INDEXING)
+    said = _gates(flags).get(_INDEXING)
     if said is None and "config" in flags:
         return unseen(_INDEXING, f"is set in {flags['config']} of the operator, if at all")
     if said is None and version is None:
@@ -190,6 +198,10 @@ def _indexing(flags: dict[str, str], version: tuple[int, ...] | None) -> Check:
         f"KubeRay 1.6 or newer has it on; before, give the operator --feature-gates={_INDEXING}=true",
         needed=False,
     )
+
+
+def _gates(flags: dict[str, str]) -> dict[str, str]:
+    return dict(re.findall(r"(\w+)=(\w+)", flags.get("feature-gates", "")))
 
 
 def _flags(words: Sequence[str]) -> dict[str, str]:

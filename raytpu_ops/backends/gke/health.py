@@ -272,6 +272,8 @@ def _problems(spec: SliceSpec, cluster: ClusterView, seen: Seen, reports: Sequen
 
 def _lagging(spec: SliceSpec, cluster: ClusterView) -> list[str]:
     """KubeRay's own conditions, where all else is as it should be."""
+    if cluster.desired_workers != spec.hosts:
+        return [f"KubeRay wants {cluster.desired_workers} host pods, the lease {spec.hosts}"]
     if cluster.ready_workers != spec.hosts:
         return [f"KubeRay counts {cluster.ready_workers} of {spec.hosts} host pods as ready"]
     if not cluster.head_ready:

@@ -1,6 +1,7 @@
 """A person's pod template merged over ours, by the rules of ``kubectl patch``'s strategic merge.
 
-Lists whose items have a key are merged by it, other lists are replaced, null removes a field.
+Lists whose items have a key are merged by it, other lists are replaced, null removes a field. It differs in two things:
+tolerations and ``envFrom`` are added to, and there are no directives (``$patch``), which are refused before.
 Source: patchMergeKey in Kubernetes' core/v1 types. Not here: what our own template says.
 """
 

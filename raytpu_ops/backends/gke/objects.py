@@ -63,7 +63,8 @@ class ClusterView:
     :param seen: KubeRay's status is of the spec as it is.
     :param head_ready: KubeRay's condition.
     :param provisioned: KubeRay's condition: every pod was ready once.
-    :param ready_workers: pods that are ready, as KubeRay counts.
+    :param ready_workers: pods of hosts that are ready, as KubeRay counts.
+    :param desired_workers: how many it wants.
     :param failure: why KubeRay cannot go on, in its words.
     :param climb: the kind of capacity that is being tried for its node pools, and where; empty where none is.
     :param flex_start: its nodes come when they are free, and no request says how far that is.
@@ -81,6 +82,7 @@ class ClusterView:
     head_ready: bool
     provisioned: bool
     ready_workers: int
+    desired_workers: int
     failure: str
     climb: str
     flex_start: bool
@@ -106,6 +108,7 @@ class ClusterView:
             head_ready=bool(head and head.true),
             provisioned=bool(whole and whole.true),
             ready_workers=int(status.get("readyWorkerReplicas") or 0),
+            desired_workers=int(status.get("desiredWorkerReplicas") or 0),
             failure=f"{failed.reason}: {failed.message}" if failed and failed.true else str(status.get("reason") or ""),
             climb=_climb(record),
             flex_start=record is not None and record.capacity.get("kind") == "flex_start",

@@ -39,8 +39,23 @@ def check_shape(setting: str, template: Mapping[str, Any]) -> None:
             raise InvalidSpec(
                 f"{setting}: a pod template has no {shown(key)}{near(key, _PARTS)}; there are {', '.join(_PARTS)}"
             )
+    _refuse_directives(template, setting)
     if template:
         _check_type(template, "V1PodTemplateSpec", setting)
+
+
+def _refuse_directives(value: object, path: str) -> None:
+    """Those of ``kubectl patch``: they would go to the API server as fields."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            if str(key).startswith("$"):
+                raise InvalidSpec(
+                    f"{path}: {shown(key)} is not known here: null removes a field, an item is merged by its key"
+                )
+            _refuse_directives(below, f"{path}.{key}")
+    elif isinstance(value, list):
+        for index, item in enumerate(value):
+            _refuse_directives(item, f"{path}[{index}]")
 
 
 def _check_type(value: object, kind: str, path: str, field: str = "") -> None:

@@ -133,6 +133,10 @@ def test_a_kuberay_of_old_versions_only(cluster: FakeCluster, look: Callable[[],
         (deployment(available=0), "has no pod that is up"),
         (deployment("kuberay/operator:v1.6.2", "--watch-namespace", "team-a,team-b"), "minds only team-a, team-b"),
         (deployment("kuberay/operator:v1.6.2", "--watch-namespace=team-a"), "minds only team-a"),
+        (
+            deployment("kuberay/operator:v1.6.2", "--feature-gates=A=true,RayClusterStatusConditions=false"),
+            "RayClusterStatusConditions off: no lease is ever ready",
+        ),
     ],
 )
 def test_an_operator_that_will_not_do(

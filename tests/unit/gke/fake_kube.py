@@ -185,6 +185,7 @@ class FakeKube(kmock.KubernetesEmulator):
         cluster["status"] = {
             "observedGeneration": cluster["metadata"]["generation"],
             "readyWorkerReplicas": len(hosts),
+            "desiredWorkerReplicas": len(hosts),
             "conditions": conditions,
         }
         self.store(RAY_CLUSTERS, cluster)
@@ -296,7 +297,7 @@ class FakeKube(kmock.KubernetesEmulator):
         return {"kind": "List", "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": found}
 
     def _apply(self, request: kmock.Request, kind: kmock.resource) -> web.StreamResponse:
-        assert request.params["fieldManager"]
+        assert request.params["fieldManager"] == "raytpu-ops"
         if request.namespace not in self.namespaces:
             message = f'namespaces "{request.namespace}" not found'
             return _status(404, message, "NotFound", name=request.namespace, kind="namespaces")

@@ -67,6 +67,7 @@ def test_a_raycluster_that_is_being_deleted_is_fatal():
         (cluster(status={"conditions": [condition("RayClusterProvisioned")]}), "head's pod as ready"),
         (cluster(status={"conditions": [condition("HeadPodReady")]}), "as provisioned"),
         (cluster(status={"readyWorkerReplicas": 3}), "3 of 4 host pods as ready"),
+        (cluster(status={"desiredWorkerReplicas": 3}), "KubeRay wants 3 host pods, the lease 4"),
         (cluster(status={"reason": "invalid RayCluster"}), "KubeRay: invalid RayCluster"),
     ],
 )

@@ -266,6 +266,11 @@ def test_the_name_fits_whatever_the_owner_is_called():
         (of_pod(containers=[None]), "host_template.spec.containers[0]: must be an object, got NoneType"),
         (of_pod(nodeSelector="x"), "host_template.spec.nodeSelector: must be an object, got str"),
         (of_pod(nodeSelector={"a": 1}), "host_template.spec.nodeSelector.a: must be text, got int"),
+        (
+            of_pod(tolerations=[{"$patch": "replace"}]),
+            "host_template.spec.tolerations[0]: '$patch' is not known here: null removes a field, "
+            "an item is merged by its key",
+        ),
         (of_pod(tolerations="x"), "host_template.spec.tolerations: must be a list, got str"),
         (of_pod(tolerations={"key": "x"}), "host_template.spec.tolerations: must be a list, got dict"),
         (of_pod(terminationGracePeriodSeconds="5"), "GracePeriodSeconds: must be a whole number, got str"),
