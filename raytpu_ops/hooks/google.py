@@ -1,5 +1,8 @@
 """The API server of a GKE cluster by its name, with the token of a Google account.
 
+The account is the Google provider's ``GoogleBaseHook``'s. Its GKE hooks are not used: they want the
+cluster's address and certificate from the caller, and a wait of hours in the triggerer needs one client that renews its
+token.
 Asking blocks, so each round is one thread's work. Not here: what the options may say (``kubernetes.py``), and
 how the account is found (``google_cloud.py``).
 """

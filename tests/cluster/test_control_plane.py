@@ -19,7 +19,7 @@ from kubernetes.client import ApiException
 from kubernetes.dynamic.exceptions import DynamicApiError
 from urllib3.exceptions import MaxRetryError, ProtocolError
 
-from tests.cluster.manifests import ray_cluster
+from tests.cluster.manifests import host_pod, ray_cluster
 from tests.cluster.traces import Traces, alive, assert_gone, owned_by_another, processes_of
 from tests.testbed import layout as runs
 from tests.testbed.client import Testbed, TestbedFailed
@@ -77,6 +77,17 @@ def test_a_cluster_without_the_webhooks_label_passes_it_by(control_plane: Testbe
     unlabelled = ray_cluster("unlabelled", hosts=5)
     del unlabelled["metadata"]["labels"]
     assert apply(control_plane, unlabelled) == ""
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_a_pod_is_numbered_if_it_has_the_webhooks_label(control_plane: Testbed, labelled: bool) -> None:
+    """F17: KubeRay puts the label on, and a pod template can take it away."""
+    manifest = host_pod("numbered", host=1)
+    if not labelled:
+        del manifest["metadata"]["labels"]["app.kubernetes.io/name"]
+    made = control_plane.core.create_namespaced_pod("default", manifest, dry_run="All")
+    numbers = [one.value for one in made.spec.containers[0].env or [] if one.name == "TPU_WORKER_ID"]
+    assert numbers == (["1"] if labelled else [])
 
 
 def test_a_webhook_that_is_down_fails_the_create_by_name(control_plane: Testbed) -> None:

@@ -89,6 +89,19 @@ def test_pods_find_each_other_by_name_and_the_api_server_by_its_service(slices: 
     assert slices.logs(name).strip() == "reached", done.status
 
 
+def test_two_runs_with_nodes_never_meet(slices: Testbed) -> None:
+    """Pods of both, by the same names, at work at the same time."""
+    with Testbed.up("cpu") as other:
+        assert other.pools() == {"cpu-0": ["cpu-0-0"]}
+        assert len(slices.pools()) == 3
+        for testbed in (slices, other):
+            create(testbed, plain_pod("here", "python", "-c", "print('of', __import__('socket').gethostname())"))
+        for testbed in (slices, other):
+            done = wait_for_phase(testbed, "here", "Succeeded", "Failed")
+            assert testbed.logs("here").strip() == "of here", done.status
+            assert [one.metadata.name for one in testbed.core.list_namespaced_pod("default").items] == ["here"]
+
+
 def test_commands_run_in_pods_through_the_proxy(slices: Testbed) -> None:
     name = create(slices, plain_pod("exec"))
     wait_for_phase(slices, name, "Running")

@@ -80,8 +80,9 @@ def _build(args: argparse.Namespace) -> None:
     if reason and args.if_possible:
         print(f"Not built: {reason}")
         return
+    began = time.monotonic()
     parts.ensure(nodes=nodes, kueue=args.kueue, nice=args.nice)
-    print("Every part of the testbed is built")
+    print(f"Every part of the testbed is built, after {time.monotonic() - began:.0f} s")
 
 
 def main() -> None:
