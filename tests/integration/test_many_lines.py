@@ -14,7 +14,7 @@ from tests.integration.test_jobs_on_a_lease import Run
 
 pytestmark = [pytest.mark.airflow, pytest.mark.ray, pytest.mark.timeout(900)]
 
-LINES = 10_000
+LINES = 5_000
 
 
 def test_every_line_comes_once_and_whole(
