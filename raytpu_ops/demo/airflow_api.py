@@ -21,8 +21,9 @@ if TYPE_CHECKING:
 FINAL_TASK_STATES = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 FINAL_RUN_STATES = frozenset({"success", "failed"})
 _PAGE = 100
-#: How often a request is tried that is the same when it is done twice: a busy machine or a locked SQLite fails one.
-_TRIES = 4
+#: Seconds before each further try of a request that is the same when it is done twice: a busy machine fails one, or
+#: SQLite, which does not let everybody wait who wants to write after somebody else.
+_PAUSES_S = (0.2, 0.5, 1.0, 2.0, 4.0, 8.0)
 
 
 class AirflowApi:
@@ -292,13 +293,14 @@ class AirflowApi:
     def _send_again(
         self, method: str, path: str, body: Any = None, params: dict[str, Any] | None = None
     ) -> httpx.Response:
-        for _ in range(_TRIES - 1):
+        for pause_s in _PAUSES_S:
             try:
                 answer = self._try(method, f"/api/v2{path}", body, params)
+                if answer.status_code < 500:
+                    return answer
             except RemoteUnavailable:
-                continue
-            if answer.status_code < 500:
-                return answer
+                pass  # the last one below says it
+            time.sleep(pause_s)
         return self._try(method, f"/api/v2{path}", body, params)
 
     def _try(self, method: str, path: str, body: Any, params: dict[str, Any] | None) -> httpx.Response:

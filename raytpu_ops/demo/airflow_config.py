@@ -122,7 +122,8 @@ def _places(home: Path, dags_folders: Sequence[Path], port: int, plugins_folder:
             "simple_auth_manager_passwords_file": str(home / _PASSWORDS),
         },
         "database": {
-            "sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}",
+            # Whoever writes waits for the one before for so many seconds; by default only 5.
+            "sql_alchemy_conn": f"sqlite:///{home / 'airflow.db'}?timeout=30",
             # The instance migrates before every start, and the API server comes up meanwhile.
             "check_migrations": "False",
         },

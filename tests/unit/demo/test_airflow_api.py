@@ -11,6 +11,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 
 import pytest
 
+from raytpu_ops.demo import airflow_api
 from raytpu_ops.demo.airflow_api import AirflowApi
 from raytpu_ops.tpu.errors import DeadlineExceeded, Misconfigured, RemoteUnavailable
 
@@ -58,7 +59,8 @@ class Handler(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
+    monkeypatch.setattr(airflow_api, "_PAUSES_S", (0.0,) * 3)
     with Server() as server:
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
         thread.start()
