@@ -30,7 +30,7 @@ from raytpu_ops.backends.google.access import CloudAccess
 from raytpu_ops.backends.google.fields import is_zone, region_of
 from raytpu_ops.tpu import naming
 from raytpu_ops.tpu.deadlines import Phase
-from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RayTpuError
+from raytpu_ops.tpu.errors import DeadlineExceeded, InvalidSpec, Misconfigured, RayTpuError, RemoteUnavailable
 from raytpu_ops.tpu.lease import Owner, SliceLease
 from raytpu_ops.tpu.spec import SliceSpec
 from raytpu_ops.waits import Done, Pending
@@ -238,9 +238,13 @@ class PoolLeases:
         :return: what is left and who takes it, in words (F32); its record where it is granted, and nothing was touched.
         """
 
+        free = False
+
         async def look() -> Pending | Done[list[str] | Record]:
-            if (granted := await self._granted(claim)) is not None:
+            nonlocal free
+            if (granted := await self._granted(claim, plan, google, free=free)) is not None:
                 return Done(granted)
+            free = True
             giving = await self._given_back(claim, plan, google)
             if giving.is_stuck or not giving.left:
                 return Done(giving.left)
@@ -256,19 +260,27 @@ class PoolLeases:
         try:
             left = await tools.until(f"what was made for lease {claim.name}", look, by, Phase.RELEASING)
         except (DeadlineExceeded, Misconfigured) as error:
-            left = [str(error)]
+            left = [str(error) if free else f"{error}; its node pools stay, since they may be in use"]
         if isinstance(left, Record):
             return left
-        label = f"; the release task or the reaper finds it by its label raytpu-owner={claim.owner.digest}"
+        when = "" if free else "once the cluster can be asked, "
+        label = f"; {when}the release task or the reaper finds it by its label raytpu-owner={claim.owner.digest}"
         return f"left: {'; '.join(left)}{label}" if left else ""
 
-    async def _granted(self, claim: Claim) -> Record | None:
+    async def _granted(self, claim: Claim, plan: Plan, google: PoolsApi, *, free: bool) -> Record | None:
         """The record of the lease where it is granted; None where nobody works on it, so that it may be taken back.
 
-        :raises Misconfigured: another lease has its place by now, or nobody may look.
+        :param free: that was so at a look before, and giving back has begun.
+        :raises Misconfigured: another lease has its place by now, or its slices may be in use and nobody may look.
+        :raises RemoteUnavailable: they may be, and the cluster does not say it.
         """
-        async with self._kube() as kube:
-            there = await kube.ray_cluster(claim.name)
+        try:
+            async with self._kube() as kube:
+                there = await kube.ray_cluster(claim.name)
+        except (Misconfigured, RemoteUnavailable):
+            if not free and await _may_be_in_use(google, claim.owner, plan.spec):
+                raise
+            return None
         if there is None or read_record(there) is None:
             return None
         found = claim.adopt(there)
@@ -351,3 +363,11 @@ class PoolLeases:
         self._seen.pop(lease.id, None)
         async with self.open() as google:
             return await Mending(lease, Tools(self._kube, google, self._clock, self._sleep, say)).run()
+
+
+async def _may_be_in_use(google: PoolsApi, owner: Owner, spec: SliceSpec) -> bool:
+    """By what Google says: slices are handed out when all their pools are made, and replaced only after that."""
+    pools = [pool for pool in await google.pools() if pool.is_of(owner)]
+    replaced = {pool.name for pool in pools} - set(node_pool_names(owner, spec))
+    made = [pool for pool in pools if pool.status != "PROVISIONING"]
+    return bool(replaced) or len(made) >= spec.num_slices

@@ -176,7 +176,8 @@ async def test_whose_rights_in_the_cluster_end_just_then_says_what_stays_and_del
     """F32, F34: it can't see whether somebody uses them; the release task does not need to."""
     at_the_grant(world, lambda: world.kube.fails("", FORBIDDEN, always=True))
 
-    with pytest.raises(Misconfigured, match=rf"left: .*raytpu-owner={ME.digest}"):
+    stays = rf"left: .*once the cluster can be asked, .* by its label raytpu-owner={ME.digest}"
+    with pytest.raises(Misconfigured, match=stays):
         await acquired(world)
 
     assert states(world) == RUNNING
@@ -184,6 +185,20 @@ async def test_whose_rights_in_the_cluster_end_just_then_says_what_stays_and_del
     world.kube.heals()
     await world.released((await world.backend().list_leases())[0])
     assert world.left == {}
+
+
+async def test_pools_that_nobody_can_have_been_granted_go_though_nobody_may_ask_the_cluster(world: World):
+    """F32: one is not made yet, so no other process works on them; kept, they would come up and bill."""
+
+    def blind() -> None:
+        if states(world).get(POOLS[1]) == "PROVISIONING":
+            world.kube.fails("", FORBIDDEN, always=True)
+
+    world.meanwhile = blind
+    with pytest.raises(Misconfigured):
+        await acquired(world)
+
+    assert states(world) == {}
 
 
 async def test_a_try_that_should_be_dead_leaves_alone_the_lease_that_came_in_its_place(world: World):
