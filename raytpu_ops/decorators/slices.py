@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 Task = TypeVar("Task", bound=BaseOperator)
 
+#: Rules by which a task may follow a branch, and no failure.
+_AFTER_SKIPPED = frozenset({TriggerRule.NONE_FAILED, TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS})
+
 
 @contextmanager
 def tpu_slices(
@@ -73,7 +76,8 @@ def tpu_slices(
     :param after: tasks, outputs of tasks or task groups, one or a list, that are over before anything is made.
     :param task_args: arguments of all these tasks, such as ``retries``; a ``retry_policy`` that
         ``tpu_retry_policy`` made brings its own number of them. Of ``default_args`` an ``execution_timeout`` does
-        not reach ``release`` and ``released``, and a ``trigger_rule`` none of these tasks.
+        not reach ``release`` and ``released``, and a ``trigger_rule`` none of these tasks; but ``plan``, where it
+        only says that tasks before may be skipped.
     :return: the lease, for the ``lease`` parameter of the tasks in the body.
     :raises InvalidSpec: one line: what is wrong as written, and what would be right.
     """
@@ -148,18 +152,22 @@ def tpu_slices(
 
 def _made(operator: type[Task], *, task_id: str, **arguments: Any) -> Task:
     """One of the tasks around the body."""
-    # What a DAG says for its own tasks shall not provision after a failure. A teardown gets its rule afterwards.
-    arguments = {"trigger_rule": TriggerRule.ALL_SUCCESS, **arguments}
+    said = "trigger_rule" in arguments
     if operator is not PlanTpuSlicesOperator:
         # Once slices are asked for, no task waits for another run: they would be paid for all the while.
         arguments |= {"depends_on_past": False, "wait_for_downstream": False}
     try:
-        return operator(task_id=task_id, **arguments)
+        made = operator(task_id=task_id, **arguments)
     except DuplicateTaskIdFound as error:
         raise InvalidSpec(
             f"tpu_slices: the DAG has a task {task_id!r} already; give each lease of a DAG a prefix of its own, such "
             "as tpu_slices(…, prefix='second_')"
         ) from error
+    # What a DAG says for all of its tasks shall not provision after a failure; that the block may come after a branch
+    # is the business of its first task. A teardown gets its rule afterwards.
+    if not said and not (operator is PlanTpuSlicesOperator and made.trigger_rule in _AFTER_SKIPPED):
+        made.trigger_rule = TriggerRule.ALL_SUCCESS
+    return made
 
 
 def _begin_after(plan: PlanTpuSlicesOperator, after: Any) -> None:

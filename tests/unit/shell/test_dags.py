@@ -186,6 +186,18 @@ def test_nothing_is_provisioned_after_a_failure_whatever_the_trigger_rule_of_all
     }
 
 
+@pytest.mark.parametrize("rule", ["none_failed", "none_failed_min_one_success"])
+def test_a_block_may_come_after_a_branch_by_the_trigger_rule_of_all_tasks(rule: str) -> None:
+    """With all_success the path that was not taken would skip it, and the run would be green without any work."""
+    every = {"trigger_rule": rule}
+    with DAG("d", schedule=None, default_args=every) as dag, tpu_slices("v4", topology="2x2x1", backend="local"):
+        pass
+
+    rules = {task.task_id: str(task.trigger_rule.value) for task in dag.tasks}
+    assert rules["plan"] == rule
+    assert {rules["provision"], rules["labelled"]} == {"all_success"}
+
+
 def test_what_tpu_slices_is_told_goes_over_that() -> None:
     with (
         DAG("d", schedule=None, default_args=FOR_ALL) as dag,
