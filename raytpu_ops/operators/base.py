@@ -24,6 +24,7 @@ from raytpu_ops.tpu.words import shown
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
     from airflow.triggers.base import BaseTrigger
 
     from raytpu_ops.backends.base import Backend
@@ -195,6 +196,20 @@ class RayTpuOperator(BaseOperator):
         self.tasks_at_release: frozenset[str] | None = None
         #: For a task whose output is a lease: of how many slices, where that is plain in the DAG.
         self.slices_handed_on: int | None = None
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Airflow's own, for ``.expand(…)``; what the constructor puts in stands in a mapped task too.
+
+        The scheduler counts tries by the mapped task, and makes no instance of it.
+        """
+        made: OperatorPartial = super().partial(**kwargs)
+        defaults: dict[str, Any] = {}
+        for whose in (made.kwargs["dag"], made.kwargs["task_group"]):
+            defaults |= getattr(whose, "default_args", None) or {}
+        defaults |= kwargs.get("default_args") or {}
+        made.kwargs.update(_retries_of_policy({**kwargs, "default_args": defaults}))
+        return made
 
     def execute(self, context: Context) -> Any:
         """Do what the operator is for, see :meth:`begin`.

@@ -9,8 +9,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from airflow.sdk import DAG, RetryAction, RetryDecision
+from airflow.sdk import DAG, RetryAction, RetryDecision, TaskGroup
 from airflow.sdk.exceptions import AirflowTaskTimeout, TaskDeferralError, TaskDeferralTimeout
+from airflow.serialization.serialized_objects import DagSerialization
 
 from raytpu_ops import RayTpuJobOperator, RetryBudget, tpu_retry_policy, tpu_slices
 from raytpu_ops.operators.retries import TpuRetryPolicy
@@ -183,8 +184,26 @@ def test_a_policy_brings_its_retries(defaults: dict[str, Any], arguments: dict[s
     ):
         RayTpuJobOperator(task_id="job", lease=lease, function="m:f", **arguments)
 
-    found = {one.task_id: one.retries for one in dag.tasks}
-    assert found == {**dict.fromkeys(["plan", "provision", "labelled", "job", "release"], retries), "released": 0}
+        RayTpuJobOperator.partial(task_id="each", lease=lease, **arguments).expand(function=["m:f", "m:g"])
+
+    # As the scheduler has them, which makes no instance of a mapped task.
+    found = {one.task_id: one.retries for one in DagSerialization.from_dict(DagSerialization.to_dict(dag)).tasks}
+    assert found == {
+        **dict.fromkeys(["plan", "provision", "labelled", "job", "each", "release"], retries),
+        "released": 0,
+    }
+
+
+def test_a_policy_brings_its_retries_to_a_mapped_task_from_wherever_it_comes() -> None:
+    theirs = {"default_args": {"retry_policy": POLICY}}
+    with DAG("d", schedule=None) as dag:
+        with TaskGroup("g", **theirs):
+            RayTpuJobOperator.partial(task_id="each", lease="{{ params.x }}").expand(function=["m:f"])
+        RayTpuJobOperator.partial(task_id="each", lease="{{ params.x }}", **theirs).expand(function=["m:f"])
+
+    for name in ("g.each", "each"):
+        mapped: Any = dag.get_task(name)
+        assert mapped.retries == mapped.unmap({"function": "m:f"}).retries == POLICY.retries
 
 
 def test_a_longest_delay_below_the_first_is_refused() -> None:
