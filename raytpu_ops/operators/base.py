@@ -173,11 +173,14 @@ class RayTpuOperator(BaseOperator):
     needs_xcom: ClassVar[bool] = True
     #: What the task may spend its time with, each with a deadline of its own.
     phases: ClassVar[tuple[Phase, ...]] = ()
+    #: Arguments of Airflow's that the task alone decides: what ``default_args`` and Airflow's configuration say of them
+    #: does not count.
+    not_by_default: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self, *, deferrable: bool = True, deadlines: Deadlines | dict[str, Any] | None = None, **kwargs: Any
     ) -> None:
-        super().__init__(**{**kwargs, **_retries_of_policy(kwargs)})
+        super().__init__(**{**self.not_by_default, **kwargs, **_retries_of_policy(kwargs)})
         if not isinstance(deferrable, bool):
             raise InvalidSpec(f"{self.task_id}: deferrable must be True or False, got {shown(deferrable)}")
         if self.needs_xcom and not self.do_xcom_push:
@@ -201,9 +204,10 @@ class RayTpuOperator(BaseOperator):
     def partial(cls, **kwargs: Any) -> OperatorPartial:
         """Airflow's own, for ``.expand(…)``; what the constructor puts in stands in a mapped task too.
 
-        The scheduler counts tries by the mapped task, and makes no instance of it.
+        The scheduler counts tries by the mapped task, and makes no instance of it. For an instance all that stands
+        here is as good as written on the task.
         """
-        made: OperatorPartial = super().partial(**kwargs)
+        made: OperatorPartial = super().partial(**{**cls.not_by_default, **kwargs})
         defaults: dict[str, Any] = {}
         for whose in (made.kwargs["dag"], made.kwargs["task_group"]):
             defaults |= getattr(whose, "default_args", None) or {}

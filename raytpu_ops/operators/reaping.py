@@ -29,6 +29,9 @@ class ReapTpuSlicesOperator(RayTpuOperator):
     It takes nothing before its time while this Airflow does not say that the run is over: a run that
     it does not know may be another Airflow's, on the same cluster.
 
+    An ``execution_timeout`` of ``default_args`` does not reach it, only one of its own: a release that is cut off
+    leaves chips that bill.
+
     :param backend: ``local``, ``gke`` or ``tpu_vm``; may be left to the connection. (templated)
     :param backend_options: options of the backend, over those of the connection. (templated)
     :param ray_tpu_conn_id: the connection to the backend. (templated)
@@ -44,6 +47,7 @@ class ReapTpuSlicesOperator(RayTpuOperator):
     ui_color = "#f3dcc4"
     needs_xcom = False
     phases = (Phase.RELEASING,)
+    not_by_default = {"execution_timeout": None}  # noqa: RUF012 - typed by the base
 
     def __init__(
         self,

@@ -247,6 +247,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
     ui_color = "#f3dcc4"
     needs_xcom = False
     phases = (Phase.RELEASING,)
+    not_by_default = {"execution_timeout": None}  # noqa: RUF012 - typed by the base
 
     def __init__(
         self,
@@ -258,8 +259,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         ray_tpu_conn_id: str | None = None,
         **kwargs: Any,
     ) -> None:
-        # Said here, what `default_args` and Airflow's configuration say does not count.
-        super().__init__(**{"execution_timeout": None, **kwargs})
+        super().__init__(**kwargs)
         self.lease = lease
         self.provision_task_id = provision_task_id
         self.backend = backend
