@@ -130,13 +130,28 @@ def _retries_of_policy(arguments: Mapping[str, Any]) -> dict[str, int]:
     return {"retries": policy.retries} if isinstance(policy, TpuRetryPolicy) and "retries" not in beside else {}
 
 
+def as_written(task_id: str, lease: Any) -> Any:
+    """The lease as it is, where it can be one when the task runs.
+
+    :param lease: the output of a task, another template, a lease, or the dict of one; a mapped task has it from XCom.
+    :raises InvalidSpec: it is nothing of that.
+    """
+    if isinstance(lease, SliceLease | dict) or (has_template(lease) and not isinstance(lease, list | tuple)):
+        return lease
+    raise InvalidSpec(
+        f"{task_id}: lease: must be what a task that provisions returns, got {shown(lease)}: pass "
+        "lease=provision.output, or what `with tpu_slices(…) as lease:` gives"
+    )
+
+
 def in_scope(task_id: str, lease: Any) -> Any:
     """The lease as it is, where the task may take it.
 
-    :param lease: an XComArg, or anything else while it is no template.
-    :raises InvalidSpec: it is of a ``with tpu_slices(…)`` block that was over before the task was made.
+    :param lease: what :func:`as_written` takes.
+    :raises InvalidSpec: it can be no lease, or it is of a ``with tpu_slices(…)`` block that was over before the task
+        was made.
     """
-    for source, _ in XComArg.iter_xcom_references(lease):
+    for source, _ in XComArg.iter_xcom_references(as_written(task_id, lease)):
         tasks = getattr(source, "tasks_at_release", None)
         # Not whether the block is over: a mapped task of it is made again when it runs.
         if tasks is not None and task_id not in tasks:

@@ -11,7 +11,15 @@ from airflow.sdk.exceptions import AirflowTaskTimeout
 
 from raytpu_ops.hooks.ray_tpu import RayTpuHook
 from raytpu_ops.links.ray_dashboard import DASHBOARD_KEY, RayDashboardLink
-from raytpu_ops.operators.base import RayTpuOperator, by_hand, has_template, owner_of, settled, whole_number
+from raytpu_ops.operators.base import (
+    RayTpuOperator,
+    as_written,
+    by_hand,
+    has_template,
+    owner_of,
+    settled,
+    whole_number,
+)
 from raytpu_ops.tpu.capacity import ladder
 from raytpu_ops.tpu.deadlines import Deadlines, Phase, as_duration
 from raytpu_ops.tpu.errors import InvalidSpec
@@ -241,6 +249,7 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
     :param ray_tpu_conn_id: the connection to use in that case. (templated)
     :param deadlines: ``{"releasing": …}``: after this long what is left is an error that names it; later where Google
         does not let go of what it is still making, by an hour for node pools and two for queued resources at most.
+    :raises InvalidSpec: ``lease`` can be no lease, or neither it nor ``provision_task_id`` is there.
     """
 
     template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "backend_options", "ray_tpu_conn_id")
@@ -260,7 +269,12 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.lease = lease
+        if lease is None and not provision_task_id:
+            raise InvalidSpec(
+                f"{self.task_id}: has neither lease nor provision_task_id, and could release nothing: pass "
+                "lease=provision.output"
+            )
+        self.lease = None if lease is None else as_written(self.task_id, lease)
         self.provision_task_id = provision_task_id
         self.backend = backend
         self.backend_options = backend_options

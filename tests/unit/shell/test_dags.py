@@ -108,7 +108,7 @@ def test_no_task_waits_for_another_run_once_slices_are_asked_for() -> None:
 
 def test_a_task_of_the_authors_own_that_is_called_like_one_of_the_leases_names_a_way_out() -> None:
     with DAG("d", schedule=None):
-        RayTrainOperator(task_id="release", lease=None, train_loop="m:f", storage="/s")
+        RayTrainOperator(task_id="release", lease={}, train_loop="m:f", storage="/s")
         with (
             pytest.raises(InvalidSpec, match="has a task 'release' already"),
             tpu_slices("v4", topology="2x2x1", backend="local"),
@@ -167,8 +167,8 @@ def test_no_release_is_cut_off_by_the_execution_timeout_of_all_tasks() -> None:
     with DAG("d", schedule=None, default_args=FOR_ALL) as dag:
         with tpu_slices("v4", topology="2x2x1", backend="local"):
             pass
-        ReleaseTpuSlicesOperator(task_id="own", lease=None)
-        ReleaseTpuSlicesOperator(task_id="said", lease=None, execution_timeout=timedelta(hours=1))
+        ReleaseTpuSlicesOperator(task_id="own", provision_task_id="provision")
+        ReleaseTpuSlicesOperator(task_id="said", lease={}, execution_timeout=timedelta(hours=1))
 
     limits = {task.task_id: task.execution_timeout for task in dag.tasks}
     assert [limits.pop(name) for name in ("release", "released", "own", "said")] == [*3 * [None], timedelta(hours=1)]

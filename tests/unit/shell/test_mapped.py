@@ -8,7 +8,14 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG, TaskGroup, task
 
-from raytpu_ops import RayTpuJobOperator, RayTrainOperator, tpu_slices
+from raytpu_ops import (
+    ProvisionTpuSlicesOperator,
+    RayTpuJobOperator,
+    RayTrainOperator,
+    ReleaseTpuSlicesOperator,
+    TpuSlicesReadySensor,
+    tpu_slices,
+)
 from raytpu_ops.tpu.errors import InvalidSpec
 
 
@@ -59,6 +66,30 @@ def test_what_other_tasks_return_waits_until_it_is_there() -> None:
         block(each={}, expand=[{"config": {"x": out}}, {"run_name": "{{ params.x }}"}], prefix="second_")
         block(each={}, expand=out, prefix="third_")
         block(each={}, expand={"resume": out}, prefix="fourth_")
+
+
+@pytest.mark.parametrize("operator", [ReleaseTpuSlicesOperator, TpuSlicesReadySensor])
+def test_leases_of_mapped_tasks_are_taken_one_by_one(operator: Any) -> None:
+    """As Airflow makes the instances: from what the mapped argument was, or from the output itself."""
+    with DAG("d", schedule=None) as dag:
+        granted = ProvisionTpuSlicesOperator.partial(task_id="provision", generation="v4").expand(
+            topology=["2x2x1", "2x2x2"]
+        )
+        operator.partial(task_id="each").expand(lease=granted.output)
+        operator.partial(task_id="all", lease=granted.output).expand(deferrable=[True, False])
+
+    tasks: Any = dag.task_dict
+    assert tasks["each"].unmap({"lease": {"id": "one"}}).lease == {"id": "one"}
+    assert tasks["all"].unmap({"deferrable": True}).lease.operator is granted
+
+
+def test_an_operator_in_the_place_of_its_output_is_refused_in_a_mapped_task_too() -> None:
+    with (
+        DAG("d", schedule=None),
+        pytest.raises(InvalidSpec, match="^each: lease: must be .* got <Task"),
+        tpu_slices("v4", topology="2x2x1") as lease,
+    ):
+        RayTpuJobOperator.partial(task_id="each", lease=lease.operator).expand(function=["m:f"])
 
 
 def wired(each: Callable[[Any], object]) -> dict[str, set[str]]:

@@ -211,7 +211,7 @@ def test_applications_of_mapped_tasks_have_names_of_their_own(
     map_index: int, name: str | None, expected: tuple[str, str, str]
 ) -> None:
     with DAG("d", schedule=None), TaskGroup("g"):
-        task = RayServeOperator(task_id="serve", lease=None, app="m:app", name=name)
+        task = RayServeOperator(task_id="serve", lease="{{ params.x }}", app="m:app", name=name)
     context: Any = {"ti": Instance(map_index)}
 
     request = task._checked(context, Schedule.start(None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +22,32 @@ from raytpu_ops import (
 )
 from raytpu_ops.tpu.deadlines import Deadlines
 from raytpu_ops.tpu.errors import InvalidSpec
+from raytpu_ops.tpu.lease import Owner, RayEndpoint, SliceLease
+from raytpu_ops.tpu.spec import SliceSpec
 
 TEMPLATE = "{{ params.x }}"
 Make = Callable[..., Any]
+LEASE = SliceLease(
+    id="d-provision-1",
+    owner=Owner(dag_id="d", run_id="r", task_id="provision"),
+    backend="local",
+    spec=SliceSpec.of("v4", "2x2x1"),
+    ray=RayEndpoint(address="http://127.0.0.1:8265"),
+    granted_at=datetime.now(UTC),
+    expires_at=datetime.now(UTC),
+)
 
 
 def train(**changes: Any) -> Any:
-    return RayTrainOperator(**{"task_id": "t", "lease": None, "train_loop": "m:f", "storage": "/s", **changes})
+    return RayTrainOperator(**{"task_id": "t", "lease": TEMPLATE, "train_loop": "m:f", "storage": "/s", **changes})
 
 
 def job(**changes: Any) -> Any:
-    return RayTpuJobOperator(**{"task_id": "t", "lease": None, "function": "m:f", **changes})
+    return RayTpuJobOperator(**{"task_id": "t", "lease": TEMPLATE, "function": "m:f", **changes})
 
 
 def serve(**changes: Any) -> Any:
-    return RayServeOperator(**{"task_id": "t", "lease": None, "app": "m:f", **changes})
+    return RayServeOperator(**{"task_id": "t", "lease": TEMPLATE, "app": "m:f", **changes})
 
 
 def reap(**changes: Any) -> Any:
@@ -44,7 +55,7 @@ def reap(**changes: Any) -> Any:
 
 
 def release(**changes: Any) -> Any:
-    return ReleaseTpuSlicesOperator(task_id="t", **changes)
+    return ReleaseTpuSlicesOperator(**{"task_id": "t", "lease": TEMPLATE, **changes})
 
 
 def provision(**changes: Any) -> Any:
@@ -52,7 +63,7 @@ def provision(**changes: Any) -> Any:
 
 
 def ready(**changes: Any) -> Any:
-    return TpuSlicesReadySensor(task_id="t", lease=None, **changes)
+    return TpuSlicesReadySensor(**{"task_id": "t", "lease": TEMPLATE, **changes})
 
 
 def block(**changes: Any) -> None:
@@ -118,6 +129,8 @@ MISTAKES: list[tuple[Make, dict[str, Any], str]] = [
     (serve, {"deadlines": {"running": 2}}, "running would have no effect here, .* labelled, starting; give it to"),
     (block, {"deadlines": {"running": 2}}, "running would .* queued, provisioning, labelled, releasing;"),
     (release, {"deadlines": {"x": 2}}, "there is no such field"),
+    (release, {"lease": None}, "t: has neither lease nor provision_task_id, .* pass lease=provision.output"),
+    (release, {"lease": None, "provision_task_id": ""}, "t: has neither lease nor provision_task_id"),
     (ready, {"deadlines": {"x": 2}}, "there is no such field"),
     (ready, {"poke_interval": 0}, "poke_interval: must be longer than zero"),
     (ready, {"poke_interval": 601}, "poke_interval: must be at most 600 seconds: what ended meanwhile is paid for"),
@@ -178,6 +191,45 @@ def test_templates_wait_until_they_are_rendered(make: Make, changes: dict[str, A
         made = make(**changes)
 
     assert made.task_id == "t"
+
+
+#: What people pass in the place of a lease, made inside a DAG.
+NO_LEASES: dict[str, Callable[[], object]] = {
+    "the operator": lambda: provision(task_id="provision"),
+    "a block that is not entered": lambda: tpu_slices("v4", topology="2x2x1"),
+    "a list": lambda: [provision(task_id="provision").output],
+    "a task's id": lambda: "provision",
+    "a number": lambda: 3,
+}
+
+
+@pytest.mark.parametrize("what", NO_LEASES)
+@pytest.mark.parametrize("make", [ready, train, job, serve, release])
+def test_what_can_be_no_lease_is_refused_when_the_file_is_parsed(make: Make, what: str) -> None:
+    """A release of it would fail in every run, and the slices would bill until the reaper takes them."""
+    with (
+        DAG("d", schedule=None),
+        pytest.raises(InvalidSpec, match="^t: lease: must be .* lease=provision.output") as no,
+    ):
+        make(lease=NO_LEASES[what]())
+    assert str(no.value).isprintable()
+
+
+@pytest.mark.parametrize("make", [ready, train, job, serve])
+def test_no_lease_at_all_is_refused_where_the_task_needs_one(make: Make) -> None:
+    with DAG("d", schedule=None), pytest.raises(InvalidSpec, match="^t: lease: must be .* got None"):
+        make(lease=None)
+
+
+@pytest.mark.parametrize("make", [ready, train, job, serve, release])
+def test_a_lease_comes_in_many_ways(make: Make) -> None:
+    with DAG("d", schedule=None) as dag:
+        granted = provision(task_id="provision").output
+        ways = [granted, granted.map(lambda lease: lease), granted.zip(granted), dag.param("lease", {}), TEMPLATE]
+        given = [*ways, LEASE, LEASE.to_xcom()]
+        for number, lease in enumerate(given):
+            assert make(task_id=f"t{number}", lease=lease).lease == lease
+        assert release(task_id="by_task", lease=None, provision_task_id="provision").lease is None
 
 
 @pytest.mark.parametrize("make", [provision, ready, train, job, serve, block])
