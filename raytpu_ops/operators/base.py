@@ -177,20 +177,19 @@ class RayTpuOperator(BaseOperator):
     ``retry_policy`` made by ``tpu_retry_policy`` brings its number of ``retries``, where none is given with it.
 
     :param deferrable: wait in the triggerer, without a worker slot. On by default.
-    :param deadlines: for some of the :attr:`phases`, each a ``timedelta`` or seconds.
-    :raises InvalidSpec: ``deferrable`` is no switch, ``do_xcom_push`` is off where the result is needed, or a deadline
-        is none or without effect.
+    :param deadlines: for some of the :attr:`phases`, each a ``timedelta`` or seconds; in ``default_args`` also for
+        phases of other tasks.
+    :raises InvalidSpec: ``deferrable`` is no switch, ``do_xcom_push`` is off on a task whose result is needed (of
+        ``default_args`` it does not count there), or a deadline is none or without effect.
     """
 
     ui_color = "#d7ecff"
-    #: Whether somebody needs what the task returns: those that take it, and a triggerer that was cut off from Airflow
-    #: and has to tell work that is in use from work that a person ended.
-    needs_xcom: ClassVar[bool] = True
+    #: Arguments of Airflow's that the task alone decides: what ``default_args`` and Airflow's configuration say of them
+    #: does not count. The result is needed by those that take it, and by a triggerer that was cut off from Airflow and
+    #: has to tell work that is in use from work that a person ended; a task whose result nobody needs takes this out.
+    not_by_default: ClassVar[Mapping[str, Any]] = {"do_xcom_push": True}
     #: What the task may spend its time with, each with a deadline of its own.
     phases: ClassVar[tuple[Phase, ...]] = ()
-    #: Arguments of Airflow's that the task alone decides: what ``default_args`` and Airflow's configuration say of them
-    #: does not count.
-    not_by_default: ClassVar[Mapping[str, Any]] = {}
 
     def __init__(
         self, *, deferrable: bool = True, deadlines: Deadlines | dict[str, Any] | None = None, **kwargs: Any
@@ -198,22 +197,27 @@ class RayTpuOperator(BaseOperator):
         super().__init__(**{**self.not_by_default, **kwargs, **_retries_of_policy(kwargs)})
         if not isinstance(deferrable, bool):
             raise InvalidSpec(f"{self.task_id}: deferrable must be True or False, got {shown(deferrable)}")
-        if self.needs_xcom and not self.do_xcom_push:
+        if self.not_by_default.get("do_xcom_push") and not self.do_xcom_push:
             raise InvalidSpec(
-                f"{self.task_id}: do_xcom_push is off, of its own or by default_args, but what a {type(self).__name__} "
-                "returns is needed; set do_xcom_push=True on it"
+                f"{self.task_id}: do_xcom_push is off, but what a {type(self).__name__} returns is needed; leave it out"
             )
-        try:
-            Deadlines.of(deadlines, self.phases)
-        except InvalidSpec as error:
-            raise InvalidSpec(f"{self.task_id}: {error}") from None
+        self.deadlines = self._deadlines_of(deadlines, kwargs.get("default_args") or {})
         self.deferrable = deferrable
-        self.deadlines = deadlines
         self._flow: asyncio.Task[Any] | None = None
         #: For the task whose output is the lease of a ``with tpu_slices(…)`` block: those made before its end.
         self.tasks_at_release: frozenset[str] | None = None
         #: For a task whose output is a lease: of how many slices, where that is plain in the DAG.
         self.slices_handed_on: int | None = None
+
+    def _deadlines_of(self, said: Any, defaults: Mapping[str, Any]) -> Any:
+        """Those of the task; of ``default_args``, which are for tasks of many kinds, what is for its phases."""
+        try:
+            if said is not None and said is defaults.get("deadlines"):
+                return Deadlines.of(said).only(self.phases)
+            Deadlines.of(said, self.phases)
+        except InvalidSpec as error:
+            raise InvalidSpec(f"{self.task_id}: {error}") from None
+        return said
 
     @classmethod
     def partial(cls, **kwargs: Any) -> OperatorPartial:

@@ -45,7 +45,6 @@ class ReapTpuSlicesOperator(RayTpuOperator):
 
     template_fields: Sequence[str] = ("backend", "backend_options", "ray_tpu_conn_id", "only_look", "unknown_runs")
     ui_color = "#f3dcc4"
-    needs_xcom = False
     phases = (Phase.RELEASING,)
     not_by_default = {"execution_timeout": None}  # noqa: RUF012 - typed by the base
 

@@ -131,7 +131,7 @@ class PlanTpuSlicesOperator(_WantsSlices):
     """
 
     template_fields: Sequence[str] = (*_WantsSlices.template_fields, "provision_task_id")
-    needs_xcom = False
+    not_by_default = {}  # noqa: RUF012 - typed by the base
 
     def __init__(self, *, provision_task_id: str | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -254,7 +254,6 @@ class ReleaseTpuSlicesOperator(RayTpuOperator):
 
     template_fields: Sequence[str] = ("lease", "provision_task_id", "backend", "backend_options", "ray_tpu_conn_id")
     ui_color = "#f3dcc4"
-    needs_xcom = False
     phases = (Phase.RELEASING,)
     not_by_default = {"execution_timeout": None}  # noqa: RUF012 - typed by the base
 

@@ -233,10 +233,13 @@ def test_a_lease_comes_in_many_ways(make: Make) -> None:
 
 
 @pytest.mark.parametrize("make", [provision, ready, train, job, serve, block])
-def test_a_result_that_is_needed_is_not_switched_off_for_all_tasks(make: Make) -> None:
+def test_a_result_that_is_needed_is_not_switched_off(make: Make) -> None:
     off = {"do_xcom_push": False}
-    with DAG("d", schedule=None, default_args=off), pytest.raises(InvalidSpec, match="do_xcom_push=True on it"):
-        make()
+    with (
+        DAG("d", schedule=None, default_args=off),
+        pytest.raises(InvalidSpec, match="do_xcom_push is off, .* leave it"),
+    ):
+        make(**off)
 
 
 @pytest.mark.parametrize("make", [release, reap])
