@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 PATIENCE = timedelta(seconds=30)
 #: What to do where a lease is not found.
 ELSEWHERE = "--conn-id or --backend looks elsewhere"
+#: Options of a connection that name a cluster, or a file that does.
+_NAMES_A_CLUSTER = ("kubernetes_conn_id", "cluster_name", "kubeconfig")
 #: Option -> the backends that it is for.
 _FOR = {
     "--root": ("local",),
@@ -81,6 +83,7 @@ def _of_tasks(backend: str | None) -> str | None:
     """The connection of tasks that name none; None where Airflow does not have it. Where that leads is said.
 
     :param backend: what ``--backend`` says: None as well where the connection is for another.
+    :raises InvalidSpec: ``$KUBECONFIG`` may lead to another cluster: nobody shall take one for the other.
     :raises Misconfigured: it is there and cannot be read.
     :raises RemoteUnavailable: a place where Airflow keeps connections does not answer.
     """
@@ -90,11 +93,17 @@ def _of_tasks(backend: str | None) -> str | None:
         name, found = RayTpuHook.default_conn_name, None
         hook = RayTpuHook(name)
         if hook.connection is None:
-            _check_absent(name)
+            if backend != "local":  # nothing bills there
+                _check_absent(name)
             why = f"since no connection {name!r} was found"
             where = f"by the options alone, {why}" if backend else f"on this machine (local), {why}: {ELSEWHERE}"
         elif backend and (said := hook.options.get("backend", backend)) != backend:
             where = f"not by connection {name!r}, which is for {said!r}"
+        elif backend == "gke" and "KUBECONFIG" in os.environ and any(map(hook.options.get, _NAMES_A_CLUSTER)):
+            raise InvalidSpec(
+                f"--backend gke: $KUBECONFIG names a cluster, and so does connection {name!r}, by which tasks go: say "
+                f"--conn-id {name} or --kubeconfig"
+            )
         else:
             found, where = name, f"by connection {name!r}, as tasks that name none"
         print(f"raytpu: {where}", file=sys.stderr)

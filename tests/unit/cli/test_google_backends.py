@@ -104,6 +104,18 @@ def test_a_backend_alone_still_goes_by_the_connection_of_tasks(
     assert result.stderr.startswith("raytpu: by connection 'ray_tpu_default', as tasks that name none\n")
 
 
+@pytest.mark.parametrize("command", ["leases", "reap"])
+def test_a_kubeconfig_of_the_shell_and_the_connection_of_tasks_are_not_taken_for_each_other(
+    monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Whoever had one in mind would read of the other that there is nothing."""
+    extra = {"backend": "gke", "cluster_name": "tpu", "location": ZONE}
+    monkeypatch.setenv("AIRFLOW_CONN_RAY_TPU_DEFAULT", json.dumps({"conn_type": "ray_tpu", "extra": extra}))
+    monkeypatch.setenv("KUBECONFIG", "/etc/another/cluster")
+    with pytest.raises(InvalidSpec, match=r"say --conn-id ray_tpu_default or --kubeconfig$"):
+        CliRunner().invoke(cli.app, [command, "--backend", "gke"], catch_exceptions=False)
+
+
 @pytest.mark.usefixtures("default")
 @pytest.mark.parametrize("command", ["leases", "reap"])
 def test_the_variable_of_the_local_root_chooses_no_backend(
