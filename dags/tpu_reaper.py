@@ -18,7 +18,8 @@ from airflow.sdk import Param, dag
 
 from raytpu_ops import ReapTpuSlicesOperator
 
-CONNECTIONS = [name.strip() for name in os.environ.get("RAYTPU_REAPER_CONN_IDS", "").split(",") if name.strip()]
+_NAMED = (name.strip() for name in os.environ.get("RAYTPU_REAPER_CONN_IDS", "").split(","))
+CONNECTIONS = list(dict.fromkeys(name for name in _NAMED if name))
 #: A connection says it itself.
 BACKEND = os.environ.get("RAYTPU_REAPER_BACKEND") or (None if CONNECTIONS else "local")
 

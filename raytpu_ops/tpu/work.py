@@ -244,6 +244,17 @@ class Code(Checked):
             raise InvalidSpec(f"runtime_env: py_modules must be a list of URIs, got a {type(modules).__name__}")
         return value
 
+    @field_validator("runtime_env")
+    @classmethod
+    def _has_variables(cls, value: dict[str, Any]) -> dict[str, Any]:
+        """Ray hands them on to every process of the work, on whichever host, as it does with ``env``."""
+        variables = value.get("env_vars") or {}
+        if not isinstance(variables, dict) or not all(isinstance(text, str) for text in variables.values()):
+            raise InvalidSpec("runtime_env: env_vars must be an object of texts, such as {'LOG_LEVEL': 'debug'}")
+        if ours := sorted(filter(is_reserved, variables)):
+            raise InvalidSpec(f"runtime_env: env_vars: {', '.join(ours)}: set for each host, must not be given")
+        return value
+
     @model_validator(mode="after")
     def _is_named_once(self) -> Self:
         if self.working_dir is not None and "working_dir" in self.runtime_env:

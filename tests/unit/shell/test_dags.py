@@ -247,7 +247,7 @@ def test_the_reaper_is_scheduled_paused_at_first_and_takes_only_what_it_knows() 
 
 
 def test_the_reaper_looks_after_each_connection_that_it_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAYTPU_REAPER_CONN_IDS", "team_a, prod/b")
+    monkeypatch.setenv("RAYTPU_REAPER_CONN_IDS", "team_a, prod/b,team_a")
     reapers: Any = load("tpu_reaper").tasks
 
     assert {one.task_id: (one.ray_tpu_conn_id, one.backend) for one in reapers} == {
