@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 PATIENCE = timedelta(seconds=30)
 #: What to do where a lease is not found.
 ELSEWHERE = "--conn-id or --backend looks elsewhere"
-#: Options of a connection that name a cluster, or a file that does.
-_NAMES_A_CLUSTER = ("kubernetes_conn_id", "cluster_name", "kubeconfig")
 #: Option -> the backends that it is for.
 _FOR = {
     "--root": ("local",),
@@ -88,6 +86,7 @@ def _of_tasks(backend: str | None) -> str | None:
     :raises RemoteUnavailable: a place where Airflow keeps connections does not answer.
     """
     with _quiet_airflow():
+        from raytpu_ops.hooks.kubernetes import CLUSTER_KEYS
         from raytpu_ops.hooks.ray_tpu import RayTpuHook
 
         name, found = RayTpuHook.default_conn_name, None
@@ -99,7 +98,7 @@ def _of_tasks(backend: str | None) -> str | None:
             where = f"by the options alone, {why}" if backend else f"on this machine (local), {why}: {ELSEWHERE}"
         elif backend and (said := hook.options.get("backend", backend)) != backend:
             where = f"not by connection {name!r}, which is for {said!r}"
-        elif backend == "gke" and "KUBECONFIG" in os.environ and any(map(hook.options.get, _NAMES_A_CLUSTER)):
+        elif backend == "gke" and "KUBECONFIG" in os.environ and any(map(hook.options.get, CLUSTER_KEYS)):
             raise InvalidSpec(
                 f"--backend gke: $KUBECONFIG names a cluster, and so does connection {name!r}, by which tasks go: say "
                 f"--conn-id {name} or --kubeconfig"

@@ -121,6 +121,8 @@ _WAYS: dict[str, type[ByConnection | ByFile | ByName]] = {
     "cluster_name": ByName,
     "kubeconfig": ByFile,
 }
+#: Options that name a cluster, each in its way.
+CLUSTER_KEYS = tuple(_WAYS)
 #: Every option that this module takes.
 ACCESS_KEYS = frozenset(key for model in _WAYS.values() for key in model.model_fields)
 
