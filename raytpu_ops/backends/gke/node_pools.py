@@ -220,6 +220,11 @@ class NodePoolView:
         """It will never be what was asked for."""
         return self.status in _LOST
 
+    @property
+    def is_coming(self) -> bool:
+        """GKE still makes it."""
+        return self.status == "PROVISIONING"
+
     def words(self) -> str:
         """Its state, in one phrase."""
         why = getattr(self.complaint, "message", self.complaint)
@@ -327,7 +332,7 @@ def is_making(pools: Sequence[NodePoolView]) -> bool:
 
     :param pools: all of the cluster's.
     """
-    return any(pool.status == "PROVISIONING" for pool in pools)
+    return any(pool.is_coming for pool in pools)
 
 
 def creations(operations: Sequence[OperationView], names: Sequence[str]) -> list[OperationView]:

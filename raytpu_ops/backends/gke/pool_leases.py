@@ -369,5 +369,4 @@ async def _may_be_in_use(google: PoolsApi, owner: Owner, spec: SliceSpec) -> boo
     """By what Google says: slices are handed out when all their pools are made, and replaced only after that."""
     pools = [pool for pool in await google.pools() if pool.is_of(owner)]
     replaced = {pool.name for pool in pools} - set(node_pool_names(owner, spec))
-    made = [pool for pool in pools if pool.status != "PROVISIONING"]
-    return bool(replaced) or len(made) >= spec.num_slices
+    return bool(replaced) or sum(not pool.is_coming for pool in pools) >= spec.num_slices
